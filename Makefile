@@ -1,0 +1,54 @@
+# serve, demo: run Tandem.  test, check: prove it.  protos, bench: the rest.
+# A virtual environment in .venv is made on first use and refreshed when pyproject.toml changes.
+PYTHON ?= python3.11
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+DEV    := $(VENV)/.installed-dev
+SET    ?=
+
+.PHONY: serve demo test check protos bench docs clean
+.DEFAULT_GOAL := serve
+
+$(BIN)/python:
+	@command -v $(PYTHON) >/dev/null || { echo "Tandem needs Python 3.11 or newer: set PYTHON=..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(STAMP): pyproject.toml $(BIN)/python
+	@echo "Installing Tandem into $(VENV) (once; a minute or two) ..."
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+$(DEV): pyproject.toml $(BIN)/python
+	@echo "Installing Tandem and its test tools into $(VENV) (once; a minute or two) ..."
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@ $(STAMP)
+
+serve: $(STAMP)
+	$(BIN)/tandem serve default $(SET)
+
+demo: $(STAMP)
+	$(BIN)/tandem demo $(SET)
+
+test: $(DEV)
+	$(BIN)/python -m pytest -q -m "not gpu and not slow" $(ARGS)
+
+check: $(DEV)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python protos/generate.py --check
+	$(BIN)/tandem config --reference --check docs/CONFIGURATION.md
+
+protos: $(DEV)
+	$(BIN)/python protos/generate.py
+
+docs: $(DEV)
+	$(BIN)/tandem config --reference > docs/CONFIGURATION.md
+
+bench: $(DEV)
+	$(BIN)/tandem bench suite $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,0 +1,309 @@
+"""The one typed, frozen configuration, and the only place that reads the environment.
+
+Values come from, later wins: defaults here < TOML file < environment (`TANDEM_SECTION__KEY`) <
+`--set section.key=value`. Unknown sections and keys are refused with the nearest known name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from core.errors import ConfigError
+
+ENV_PREFIX = "TANDEM_"
+
+PositiveInt = Annotated[int, Field(gt=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class ModelConfig(_Section):
+    """Which model is served, and in what precision."""
+
+    model: str = "default"
+    """`default` (SmolLM2-135M-Instruct), a Hugging Face directory, a hub id, or a .gguf file."""
+    served_model_name: str | None = None
+    """The name clients use; unset: the model's own name."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub id."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Arithmetic and KV type. auto: float32 on CPUs, the checkpoint's own on GPUs. float16 is
+    refused on CPUs, where it is 400 times slower."""
+    max_model_len: PositiveInt | None = None
+    """Longest prompt plus output in tokens; unset: what the model was trained for."""
+    hub_token: str | None = Field(default=None, repr=False)
+    """Access token for gated hub models."""
+    offline: bool = False
+    """Never touch the network; use only what is already on disk."""
+    cache_dir: str | None = None
+    """Where fetched models are kept; unset: ~/.cache/tandem/models."""
+
+
+class CacheConfig(_Section):
+    """The paged KV cache of each worker."""
+
+    block_size: Literal[8, 16, 32, 64, 128] = 16
+    """Tokens in a block."""
+    num_blocks: PositiveInt | None = None
+    """Blocks in a worker's pool; unset: as many as the memory settings below allow."""
+    kv_cache_memory_gib: PositiveFloat | None = None
+    """A fixed budget for KV in GiB."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """Share of a device's memory for weights, activations and KV together (on GPUs)."""
+    cpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.25
+    """The same on CPUs, where memory is shared with everything else; divided among the workers
+    of a machine."""
+    enable_prefix_caching: bool = True
+    """Keep full blocks of finished sequences for requests that start alike."""
+
+
+class SchedulerConfig(_Section):
+    """How a worker fills its steps."""
+
+    max_num_seqs: PositiveInt = 128
+    """Sequences that run at once."""
+    max_num_batched_tokens: PositiveInt = 2048
+    """Tokens of one step, prefill and decode together."""
+    prefill_chunk_tokens: PositiveInt = 512
+    """The longest piece of a prompt that one step computes; a cancel takes effect between them."""
+    max_num_waiting: PositiveInt = 4096
+    """Attempts that may wait at one worker before it refuses more."""
+
+
+class ParallelConfig(_Section):
+    """How one worker spreads over processes and cores."""
+
+    tensor_parallel_size: PositiveInt = 1
+    """Ranks in a worker's group."""
+    num_threads: PositiveInt | None = None
+    """Compute threads of a rank; unset: this machine's cores divided by the ranks on it."""
+
+
+class RouterConfig(_Section):
+    """The front door."""
+
+    http_host: str = "127.0.0.1"
+    """Address the HTTP server binds."""
+    http_port: Port = 8000
+    """Port of the HTTP server; 0 picks a free one."""
+    grpc_host: str = "127.0.0.1"
+    """Address the public gRPC server binds."""
+    grpc_port: Port = 50051
+    """Port of the public gRPC server; 0 picks a free one."""
+    mode: Literal["disaggregated", "combined"] = "disaggregated"
+    """combined: send prompts straight to decode workers, which compute them themselves."""
+    max_num_requests: PositiveInt = 1024
+    """Requests in the house at once; more are answered 429."""
+    request_timeout_s: PositiveFloat = 600.0
+    """Deadline of a request that names none."""
+    max_attempts: PositiveInt = 4
+    """Tries of one request before it fails."""
+    no_worker_timeout_s: PositiveFloat = 10.0
+    """How long a request waits for a pair to exist before it is answered 503."""
+    tokenizer_threads: PositiveInt = 2
+    """Threads that tokenise prompts and render templates."""
+    prefix_affinity_weight: Annotated[float, Field(ge=0)] = 1.0
+    """How many waiting prompt tokens one cached prompt token outweighs; 0 routes by load alone."""
+    log_prompts: bool = False
+    """Write prompts to the log. Off: they never leave the process."""
+
+
+class WorkerConfig(_Section):
+    """A prefill or decode worker process."""
+
+    host: str = "127.0.0.1"
+    """Address the worker's gRPC server binds and announces."""
+    port: Port = 0
+    """Port of the worker's gRPC server; 0 picks a free one."""
+    heartbeat_s: PositiveFloat = 1.0
+    """Period of heartbeats; a member is gone after three missed ones."""
+    load_report_s: PositiveFloat = 0.1
+    """Longest time between two load reports on a session stream."""
+    stuck_after_s: PositiveFloat = 5.0
+    """A worker with work pending whose last step is older than this is not ready."""
+    drain_timeout_s: PositiveFloat = 30.0
+    """How long a draining worker lets its sequences finish."""
+
+
+class TransferConfig(_Section):
+    """KV on its way from P to D."""
+
+    backend: Literal["auto", "gloo", "nccl", "memory"] = "auto"
+    """auto: nccl between GPUs, gloo otherwise. memory works inside one process only (tests)."""
+    max_message_bytes: PositiveInt = 8 * 1024 * 1024
+    """Upper limit of one message; a block larger than this is a message of its own."""
+    max_inflight_messages: PositiveInt = 4
+    """Messages of a link that may be sent and not yet acknowledged; bounds the staging memory."""
+    timeout_s: PositiveFloat = 3.0
+    """Deadline of one message, of setting up a link, and of a silent pull once P has everything."""
+    lease_s: PositiveFloat = 30.0
+    """How long P keeps blocks for a pull that has not opened yet."""
+    overlap: bool = True
+    """Send blocks as chunks end. Off: send everything after the last chunk."""
+
+
+class StateConfig(_Section):
+    """Where the cluster's shared state lives."""
+
+    backend: Literal["memory", "redis"] = "memory"
+    """memory: embedded, shared through Ray. redis: also for processes started by hand."""
+    redis_url: str = "redis://127.0.0.1:6379/0"
+    """Redis server, for the redis backend."""
+    namespace: str = "tandem"
+    """Prefix of every key, so that clusters can share a server."""
+    timeout_s: PositiveFloat = 2.0
+    """Deadline of one call to the store."""
+
+
+class ClusterConfig(_Section):
+    """What `tandem serve` starts."""
+
+    num_prefill_workers: Annotated[int, Field(ge=0)] = 1
+    """Prefill workers."""
+    num_decode_workers: PositiveInt = 1
+    """Decode workers."""
+    ray_address: str | None = None
+    """An existing Ray cluster to join; unset: a private one on this machine."""
+    start_timeout_s: PositiveFloat = 300.0
+    """Deadline from launch to ready, downloads apart."""
+    stop_timeout_s: PositiveFloat = 8.0
+    """Grace for a clean stop before processes are killed."""
+    max_restarts: Annotated[int, Field(ge=-1)] = -1
+    """Restarts of one worker; -1 is without limit."""
+
+
+class LoggingConfig(_Section):
+    """What is written to standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe level written."""
+    json_lines: bool = False
+    """One JSON object a line instead of text."""
+
+
+class Config(_Section):
+    """All settings of a Tandem process."""
+
+    model: ModelConfig = ModelConfig()
+    cache: CacheConfig = CacheConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    router: RouterConfig = RouterConfig()
+    worker: WorkerConfig = WorkerConfig()
+    kv_transfer: TransferConfig = TransferConfig()
+    state: StateConfig = StateConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    logging: LoggingConfig = LoggingConfig()
+
+
+def load_config(
+    *,
+    file: Path | None = None,
+    overrides: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+) -> Config:
+    """Builds the configuration of this process.
+
+    `overrides` are `section.key=value` strings; `environ` defaults to the process's environment.
+    Raises ConfigError that names the offending setting and its source.
+    """
+    values: dict[str, dict[str, Any]] = {}
+    if file is not None:
+        _merge(values, _read_file(file), source=str(file))
+    _merge(values, _read_environ(os.environ if environ is None else environ), source="environment")
+    _merge(values, _read_overrides(overrides), source="--set")
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(_explain(error)) from None
+
+
+def _read_file(file: Path) -> dict[str, dict[str, Any]]:
+    try:
+        data = tomllib.loads(file.read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot read configuration file {file}: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{file} is not valid TOML: {error}") from None
+    for name, section in data.items():
+        if not isinstance(section, dict):
+            raise ConfigError(f"{file}: '{name}' must be a section, as in [{name}]")
+    return data
+
+
+def _read_environ(environ: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    values: dict[str, dict[str, Any]] = {}
+    for name, text in environ.items():
+        if name.startswith(ENV_PREFIX) and "__" in name:
+            section, key = name[len(ENV_PREFIX) :].lower().split("__", 1)
+            values.setdefault(section, {})[key] = _parse(text)
+    return values
+
+
+def _read_overrides(overrides: Sequence[str]) -> dict[str, dict[str, Any]]:
+    values: dict[str, dict[str, Any]] = {}
+    for override in overrides:
+        name, equals, text = override.partition("=")
+        section, dot, key = name.strip().partition(".")
+        if not equals or not dot:
+            raise ConfigError(f"--set {override!r}: expected section.key=value")
+        values.setdefault(section, {})[key] = _parse(text)
+    return values
+
+
+def _parse(text: str) -> Any:
+    """A TOML/JSON literal where it is one, a bare string otherwise; 'none' unsets."""
+    if text.lower() in ("none", "null"):
+        return None
+    try:
+        return json.loads(text.lower() if text.lower() in ("true", "false") else text)
+    except ValueError:
+        return text
+
+
+def _merge(
+    into: dict[str, dict[str, Any]], values: Mapping[str, Mapping[str, Any]], *, source: str
+) -> None:
+    for section, entries in values.items():
+        if section not in Config.model_fields:
+            raise ConfigError(_unknown(section, Config.model_fields, what="section", source=source))
+        known = _section_type(section).model_fields
+        for key, value in entries.items():
+            if key not in known:
+                names = [f"{section}.{k}" for k in known]
+                raise ConfigError(
+                    _unknown(f"{section}.{key}", names, what="setting", source=source)
+                )
+            into.setdefault(section, {})[key] = value
+
+
+def _section_type(section: str) -> type[_Section]:
+    annotation = Config.model_fields[section].annotation
+    assert isinstance(annotation, type) and issubclass(annotation, _Section)
+    return annotation
+
+
+def _unknown(name: str, known: Mapping[str, Any] | Sequence[str], *, what: str, source: str) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    hint = f"; did you mean '{near[0]}'?" if near else f"; known: {', '.join(known)}"
+    return f"unknown {what} '{name}' ({source}){hint}"
+
+
+def _explain(error: ValidationError) -> str:
+    lines = [
+        f"{'.'.join(str(p) for p in item['loc'])} = {item['input']!r}: {item['msg']}"
+        for item in error.errors()
+    ]
+    return "; ".join(lines)

@@ -1,0 +1,29 @@
+"""What a worker reports about itself, several times a second, on its session streams."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """A worker's load at one moment. Token counts are what is still to be computed."""
+
+    num_waiting: int = 0
+    num_running: int = 0
+    waiting_prefill_tokens: int = 0
+    kv_blocks: dict[str, int] = field(default_factory=dict)
+    """Blocks by state: importing, leased, running, cached, free. Their sum is the pool."""
+    num_promised_blocks: int = 0
+    """Blocks that admitted sequences may still grow into."""
+    kv_unfilled_slots: int = 0
+    """Token slots in running sequences' blocks that hold nothing (imports apart)."""
+    last_step_age_s: float = 0.0
+    """Time since the last step ended while work was pending; 0 when idle."""
+    num_preemptions: int = 0
+    ready: bool = True
+    draining: bool = False
+
+    @property
+    def num_blocks(self) -> int:
+        return sum(self.kv_blocks.values())

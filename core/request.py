@@ -1,0 +1,144 @@
+"""A request, the attempts made to serve it, and the events an attempt yields.
+
+    Request (router)  one client request, n choices
+      Attempt         one try on a pair (P, D), named by `transfer_id`; covers one or more choices
+        TokenEvent    choice, position, token: position counts output tokens from 0
+        AttemptDone / AttemptFailed   the terminal event of one leg
+
+Nothing of a sequence's sampler state ever travels: it follows from `SamplingParams.seed`, the
+choice, and the token ids emitted so far.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+
+class FinishReason(enum.StrEnum):
+    """Why a choice ended; the values are OpenAI's."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class Phase(enum.StrEnum):
+    """The two legs of an attempt, and so the two roles of a worker."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are chosen. Every value is resolved (no None that means 'default').
+
+    `top_k` 0 keeps the whole vocabulary; `logprobs` None asks for none, 0 for the sampled token's
+    only, k > 0 for the k best as well. `max_tokens` counts output tokens of each choice.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+    seed: int = 0
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try of a request: what a worker is asked to run.
+
+    `token_ids` is the prompt followed by what was already emitted; the first `num_prompt_tokens` of
+    it are the client's prompt. An attempt that covers several choices has emitted nothing yet
+    (`len(token_ids) == num_prompt_tokens`); an attempt that resumes covers exactly one choice.
+    """
+
+    request_id: str
+    transfer_id: str
+    model: str
+    token_ids: tuple[int, ...]
+    num_prompt_tokens: int
+    choices: tuple[int, ...]
+    sampling: SamplingParams
+    deadline_s: float
+    """Time left when it was sent; a duration, since clocks differ between machines."""
+    priority: int = 0
+    """Lower is served first, as in vLLM."""
+    cache_salt: str = ""
+    tenant: str = ""
+    adapter: str = ""
+    trace_context: str = ""
+
+    def __post_init__(self) -> None:
+        assert self.choices, "an attempt covers at least one choice"
+        assert 0 < self.num_prompt_tokens <= len(self.token_ids)
+        assert len(self.choices) == 1 or len(self.token_ids) == self.num_prompt_tokens
+
+    @property
+    def num_emitted(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural-log probabilities at one position: the sampled token's, and the best alternatives."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One token of one choice. `position` is its index among the choice's output tokens."""
+
+    transfer_id: str
+    choice: int
+    position: int
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+    finish_reason: FinishReason | None = None
+    """Set on the choice's last token; nothing follows it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFailed:
+    """The attempt is over on this worker without finishing all choices."""
+
+    transfer_id: str
+    code: str
+    message: str
+    retryable: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LegTimings:
+    """Durations of one leg in seconds, as the worker saw them."""
+
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    transfer_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptDone:
+    """A worker holds nothing more for the attempt that needs the router: sent last by each leg.
+
+    On P: all choices have their first token. On D: every choice it ran has finished.
+    """
+
+    transfer_id: str
+    timings: LegTimings = field(default_factory=LegTimings)

@@ -1,0 +1,247 @@
+"""Wire <-> core for the router-worker protocol; a round trip is the identity."""
+
+from __future__ import annotations
+
+from core.handoff import Handoff, Started
+from core.load import LoadReport
+from core.request import (
+    Attempt,
+    AttemptDone,
+    AttemptFailed,
+    FinishReason,
+    LegTimings,
+    SamplingParams,
+    TokenEvent,
+    TokenLogprobs,
+)
+from protos import worker_pb2 as pb
+
+
+def sampling_to_wire(s: SamplingParams) -> pb.SamplingParams:
+    return pb.SamplingParams(
+        max_tokens=s.max_tokens,
+        temperature=s.temperature,
+        top_k=s.top_k,
+        top_p=s.top_p,
+        min_p=s.min_p,
+        presence_penalty=s.presence_penalty,
+        frequency_penalty=s.frequency_penalty,
+        repetition_penalty=s.repetition_penalty,
+        logit_bias=dict(s.logit_bias),
+        logprobs=s.logprobs,
+        seed=s.seed,
+        min_tokens=s.min_tokens,
+        stop_token_ids=s.stop_token_ids,
+        ignore_eos=s.ignore_eos,
+    )
+
+
+def sampling_from_wire(s: pb.SamplingParams) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=s.max_tokens,
+        temperature=s.temperature,
+        top_k=s.top_k,
+        top_p=s.top_p,
+        min_p=s.min_p,
+        presence_penalty=s.presence_penalty,
+        frequency_penalty=s.frequency_penalty,
+        repetition_penalty=s.repetition_penalty,
+        logit_bias=tuple(sorted(s.logit_bias.items())),
+        logprobs=s.logprobs if s.HasField("logprobs") else None,
+        seed=s.seed,
+        min_tokens=s.min_tokens,
+        stop_token_ids=tuple(s.stop_token_ids),
+        ignore_eos=s.ignore_eos,
+    )
+
+
+def attempt_to_wire(a: Attempt) -> pb.Attempt:
+    return pb.Attempt(
+        request_id=a.request_id,
+        transfer_id=a.transfer_id,
+        model=a.model,
+        token_ids=a.token_ids,
+        num_prompt_tokens=a.num_prompt_tokens,
+        choices=a.choices,
+        sampling=sampling_to_wire(a.sampling),
+        deadline_s=a.deadline_s,
+        priority=a.priority,
+        cache_salt=a.cache_salt,
+        tenant=a.tenant,
+        adapter=a.adapter,
+        trace_context=a.trace_context,
+    )
+
+
+def attempt_from_wire(a: pb.Attempt) -> Attempt:
+    return Attempt(
+        request_id=a.request_id,
+        transfer_id=a.transfer_id,
+        model=a.model,
+        token_ids=tuple(a.token_ids),
+        num_prompt_tokens=a.num_prompt_tokens,
+        choices=tuple(a.choices),
+        sampling=sampling_from_wire(a.sampling),
+        deadline_s=a.deadline_s,
+        priority=a.priority,
+        cache_salt=a.cache_salt,
+        tenant=a.tenant,
+        adapter=a.adapter,
+        trace_context=a.trace_context,
+    )
+
+
+def handoff_to_wire(h: Handoff) -> pb.Handoff:
+    return pb.Handoff(
+        transfer_id=h.transfer_id,
+        worker_id=h.worker_id,
+        epoch=h.epoch,
+        address=h.address,
+        compat_key=h.compat_key,
+        num_tokens=h.num_tokens,
+        first_block=h.first_block,
+        num_blocks=h.num_blocks,
+        lease_s=h.lease_s,
+        num_cached_tokens=h.num_cached_tokens,
+    )
+
+
+def handoff_from_wire(h: pb.Handoff) -> Handoff:
+    return Handoff(
+        transfer_id=h.transfer_id,
+        worker_id=h.worker_id,
+        epoch=h.epoch,
+        address=h.address,
+        compat_key=h.compat_key,
+        num_tokens=h.num_tokens,
+        first_block=h.first_block,
+        num_blocks=h.num_blocks,
+        lease_s=h.lease_s,
+        num_cached_tokens=h.num_cached_tokens,
+    )
+
+
+def token_to_wire(t: TokenEvent) -> pb.Token:
+    logprobs = None
+    if t.logprobs is not None:
+        logprobs = pb.Logprobs(
+            logprob=t.logprobs.logprob,
+            top_token_ids=[token_id for token_id, _ in t.logprobs.top],
+            top_logprobs=[logprob for _, logprob in t.logprobs.top],
+        )
+    return pb.Token(
+        transfer_id=t.transfer_id,
+        choice=t.choice,
+        position=t.position,
+        token_id=t.token_id,
+        logprobs=logprobs,
+        finish_reason=t.finish_reason or "",
+    )
+
+
+def token_from_wire(t: pb.Token) -> TokenEvent:
+    logprobs = None
+    if t.HasField("logprobs"):
+        top = zip(t.logprobs.top_token_ids, t.logprobs.top_logprobs, strict=True)
+        logprobs = TokenLogprobs(t.logprobs.logprob, tuple(top))
+    return TokenEvent(
+        transfer_id=t.transfer_id,
+        choice=t.choice,
+        position=t.position,
+        token_id=t.token_id,
+        logprobs=logprobs,
+        finish_reason=FinishReason(t.finish_reason) if t.finish_reason else None,
+    )
+
+
+def load_to_wire(r: LoadReport) -> pb.LoadReport:
+    return pb.LoadReport(
+        num_waiting=r.num_waiting,
+        num_running=r.num_running,
+        waiting_prefill_tokens=r.waiting_prefill_tokens,
+        kv_blocks=r.kv_blocks,
+        num_promised_blocks=r.num_promised_blocks,
+        kv_unfilled_slots=r.kv_unfilled_slots,
+        last_step_age_s=r.last_step_age_s,
+        num_preemptions=r.num_preemptions,
+        ready=r.ready,
+        draining=r.draining,
+    )
+
+
+def load_from_wire(r: pb.LoadReport) -> LoadReport:
+    return LoadReport(
+        num_waiting=r.num_waiting,
+        num_running=r.num_running,
+        waiting_prefill_tokens=r.waiting_prefill_tokens,
+        kv_blocks=dict(r.kv_blocks),
+        num_promised_blocks=r.num_promised_blocks,
+        kv_unfilled_slots=r.kv_unfilled_slots,
+        last_step_age_s=r.last_step_age_s,
+        num_preemptions=r.num_preemptions,
+        ready=r.ready,
+        draining=r.draining,
+    )
+
+
+WorkerEvent = Started | TokenEvent | AttemptDone | AttemptFailed | LoadReport
+"""Everything a worker says on a session after its welcome."""
+
+
+def events_to_wire(events: list[WorkerEvent]) -> list[pb.SessionEvent]:
+    """Keeps the order; consecutive tokens share one message."""
+    wire: list[pb.SessionEvent] = []
+    for event in events:
+        if isinstance(event, TokenEvent):
+            if not (wire and wire[-1].WhichOneof("kind") == "tokens"):
+                wire.append(pb.SessionEvent(tokens=pb.TokenBatch()))
+            wire[-1].tokens.tokens.append(token_to_wire(event))
+        else:
+            wire.append(_single_to_wire(event))
+    return wire
+
+
+def _single_to_wire(event: Started | AttemptDone | AttemptFailed | LoadReport) -> pb.SessionEvent:
+    match event:
+        case Started():
+            started = pb.Started(handoff=handoff_to_wire(event.handoff), queue_s=event.queue_s)
+            return pb.SessionEvent(started=started)
+        case AttemptDone():
+            done = pb.AttemptDone(
+                transfer_id=event.transfer_id,
+                queue_s=event.timings.queue_s,
+                prefill_s=event.timings.prefill_s,
+                transfer_s=event.timings.transfer_s,
+            )
+            return pb.SessionEvent(done=done)
+        case AttemptFailed():
+            failed = pb.AttemptFailed(
+                transfer_id=event.transfer_id,
+                code=event.code,
+                message=event.message,
+                retryable=event.retryable,
+                reason=event.reason,
+            )
+            return pb.SessionEvent(failed=failed)
+        case LoadReport():
+            return pb.SessionEvent(load=load_to_wire(event))
+
+
+def events_from_wire(message: pb.SessionEvent) -> list[WorkerEvent]:
+    """The events in one message; a welcome holds none."""
+    match message.WhichOneof("kind"):
+        case "started":
+            handoff = handoff_from_wire(message.started.handoff)
+            return [Started(handoff, message.started.queue_s)]
+        case "tokens":
+            return [token_from_wire(t) for t in message.tokens.tokens]
+        case "done":
+            d = message.done
+            return [AttemptDone(d.transfer_id, LegTimings(d.queue_s, d.prefill_s, d.transfer_s))]
+        case "failed":
+            f = message.failed
+            return [AttemptFailed(f.transfer_id, f.code, f.message, f.retryable, f.reason)]
+        case "load":
+            return [load_from_wire(message.load)]
+        case _:
+            return []

@@ -1,0 +1,1 @@
+"""Shared cluster state behind one `Store` protocol."""
