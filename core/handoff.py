@@ -23,13 +23,15 @@ class Handoff:
     first_block: int
     num_blocks: int
     lease_s: float
-    num_cached_tokens: int
-    """Prompt tokens found in P's own prefix cache, for `usage`; what D holds is not counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """P has scheduled the first chunk of the attempt."""
+    """The worker that computes the prompt has scheduled its first chunk."""
 
-    handoff: Handoff
+    transfer_id: str
     queue_s: float
+    num_cached_tokens: int
+    """Prompt tokens found in this worker's prefix cache, for `usage`; transferred is not cached."""
+    handoff: Handoff | None = None
+    """From P always; None from a decode worker that computes the prompt itself."""

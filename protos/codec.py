@@ -102,7 +102,6 @@ def handoff_to_wire(h: Handoff) -> pb.Handoff:
         first_block=h.first_block,
         num_blocks=h.num_blocks,
         lease_s=h.lease_s,
-        num_cached_tokens=h.num_cached_tokens,
     )
 
 
@@ -117,7 +116,6 @@ def handoff_from_wire(h: pb.Handoff) -> Handoff:
         first_block=h.first_block,
         num_blocks=h.num_blocks,
         lease_s=h.lease_s,
-        num_cached_tokens=h.num_cached_tokens,
     )
 
 
@@ -204,7 +202,12 @@ def events_to_wire(events: list[WorkerEvent]) -> list[pb.SessionEvent]:
 def _single_to_wire(event: Started | AttemptDone | AttemptFailed | LoadReport) -> pb.SessionEvent:
     match event:
         case Started():
-            started = pb.Started(handoff=handoff_to_wire(event.handoff), queue_s=event.queue_s)
+            started = pb.Started(
+                transfer_id=event.transfer_id,
+                queue_s=event.queue_s,
+                num_cached_tokens=event.num_cached_tokens,
+                handoff=handoff_to_wire(event.handoff) if event.handoff else None,
+            )
             return pb.SessionEvent(started=started)
         case AttemptDone():
             done = pb.AttemptDone(
@@ -231,8 +234,9 @@ def events_from_wire(message: pb.SessionEvent) -> list[WorkerEvent]:
     """The events in one message; a welcome holds none."""
     match message.WhichOneof("kind"):
         case "started":
-            handoff = handoff_from_wire(message.started.handoff)
-            return [Started(handoff, message.started.queue_s)]
+            s = message.started
+            handoff = handoff_from_wire(s.handoff) if s.HasField("handoff") else None
+            return [Started(s.transfer_id, s.queue_s, s.num_cached_tokens, handoff)]
         case "tokens":
             return [token_from_wire(t) for t in message.tokens.tokens]
         case "done":

@@ -363,7 +363,6 @@ class Handoff(_message.Message):
     FIRST_BLOCK_FIELD_NUMBER: _builtins.int
     NUM_BLOCKS_FIELD_NUMBER: _builtins.int
     LEASE_S_FIELD_NUMBER: _builtins.int
-    NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     transfer_id: _builtins.str
     worker_id: _builtins.str
     epoch: _builtins.str
@@ -373,7 +372,6 @@ class Handoff(_message.Message):
     first_block: _builtins.int
     num_blocks: _builtins.int
     lease_s: _builtins.float
-    num_cached_tokens: _builtins.int
     def __init__(
         self,
         *,
@@ -386,11 +384,10 @@ class Handoff(_message.Message):
         first_block: _builtins.int = ...,
         num_blocks: _builtins.int = ...,
         lease_s: _builtins.float = ...,
-        num_cached_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "compat_key", b"compat_key", "epoch", b"epoch", "first_block", b"first_block", "lease_s", b"lease_s", "num_blocks", b"num_blocks", "num_cached_tokens", b"num_cached_tokens", "num_tokens", b"num_tokens", "transfer_id", b"transfer_id", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "compat_key", b"compat_key", "epoch", b"epoch", "first_block", b"first_block", "lease_s", b"lease_s", "num_blocks", b"num_blocks", "num_tokens", b"num_tokens", "transfer_id", b"transfer_id", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -446,18 +443,26 @@ class Started(_message.Message):
 
     HANDOFF_FIELD_NUMBER: _builtins.int
     QUEUE_S_FIELD_NUMBER: _builtins.int
+    TRANSFER_ID_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     queue_s: _builtins.float
+    transfer_id: _builtins.str
+    num_cached_tokens: _builtins.int
     @_builtins.property
-    def handoff(self) -> Global___Handoff: ...
+    def handoff(self) -> Global___Handoff:
+        """absent when a decode worker computes the prompt itself"""
+
     def __init__(
         self,
         *,
         handoff: Global___Handoff | None = ...,
         queue_s: _builtins.float = ...,
+        transfer_id: _builtins.str = ...,
+        num_cached_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["handoff", b"handoff"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["handoff", b"handoff", "queue_s", b"queue_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handoff", b"handoff", "num_cached_tokens", b"num_cached_tokens", "queue_s", b"queue_s", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
