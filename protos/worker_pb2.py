@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/worker.proto\x12\x10tandem.worker.v1\"\x11\n\x0f\x44\x65scribeRequest\"\xbe\x02\n\nWorkerInfo\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12\x12\n\ncompat_key\x18\x05 \x01(\t\x12\x1c\n\x14tensor_parallel_size\x18\x06 \x01(\r\x12\x15\n\rmax_model_len\x18\x07 \x01(\r\x12\x12\n\nnum_blocks\x18\x08 \x01(\r\x12\x12\n\nblock_size\x18\t \x01(\r\x12\x18\n\x10protocol_version\x18\n \x01(\r\x12\x0f\n\x07release\x18\x0b \x01(\t\x12\x1c\n\x14prefill_chunk_tokens\x18\x0c \x01(\r\x12\x0b\n\x03pid\x18\r \x01(\r\x12*\n\x04load\x18\x0e \x01(\x0b\x32\x1c.tandem.worker.v1.LoadReport\"\xc8\x01\n\x0eSessionRequest\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.tandem.worker.v1.HelloH\x00\x12,\n\x07prefill\x18\x02 \x01(\x0b\x32\x19.tandem.worker.v1.AttemptH\x00\x12*\n\x06\x64\x65\x63ode\x18\x03 \x01(\x0b\x32\x18.tandem.worker.v1.DecodeH\x00\x12*\n\x06\x63\x61ncel\x18\x04 \x01(\x0b\x32\x18.tandem.worker.v1.CancelH\x00\x42\x06\n\x04kind\"L\n\x05Hello\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x16\n\x0e\x65xpected_epoch\x18\x02 \x01(\t\x12\x18\n\x10protocol_version\x18\x03 \x01(\r\"\xae\x02\n\x07\x41ttempt\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0btransfer_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x15\n\ttoken_ids\x18\x04 \x03(\rB\x02\x10\x01\x12\x19\n\x11num_prompt_tokens\x18\x05 \x01(\r\x12\x13\n\x07\x63hoices\x18\x06 \x03(\rB\x02\x10\x01\x12\x32\n\x08sampling\x18\x07 \x01(\x0b\x32 .tandem.worker.v1.SamplingParams\x12\x12\n\ndeadline_s\x18\x08 \x01(\x01\x12\x10\n\x08priority\x18\t \x01(\x05\x12\x12\n\ncache_salt\x18\n \x01(\t\x12\x0e\n\x06tenant\x18\x0b \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x0c \x01(\t\x12\x15\n\rtrace_context\x18\r \x01(\t\"\xa4\x03\n\x0eSamplingParams\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x13\n\x0btemperature\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05top_p\x18\x04 \x01(\x01\x12\r\n\x05min_p\x18\x05 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x08 \x01(\x01\x12\x43\n\nlogit_bias\x18\t \x03(\x0b\x32/.tandem.worker.v1.SamplingParams.LogitBiasEntry\x12\x15\n\x08logprobs\x18\n \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04seed\x18\x0b \x01(\x04\x12\x12\n\nmin_tokens\x18\x0c \x01(\r\x12\x1a\n\x0estop_token_ids\x18\r \x03(\rB\x02\x10\x01\x12\x12\n\nignore_eos\x18\x0e \x01(\x08\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0b\n\t_logprobs\"`\n\x06\x44\x65\x63ode\x12*\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x19.tandem.worker.v1.Attempt\x12*\n\x07handoff\x18\x02 \x01(\x0b\x32\x19.tandem.worker.v1.Handoff\"\x1d\n\x06\x43\x61ncel\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\"\xb3\x01\n\x07Handoff\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x12\n\ncompat_key\x18\x05 \x01(\t\x12\x12\n\nnum_tokens\x18\x06 \x01(\r\x12\x13\n\x0b\x66irst_block\x18\x07 \x01(\r\x12\x12\n\nnum_blocks\x18\x08 \x01(\r\x12\x0f\n\x07lease_s\x18\t \x01(\x01\"\xb5\x02\n\x0cSessionEvent\x12/\n\x07welcome\x18\x01 \x01(\x0b\x32\x1c.tandem.worker.v1.WorkerInfoH\x00\x12,\n\x07started\x18\x02 \x01(\x0b\x32\x19.tandem.worker.v1.StartedH\x00\x12.\n\x06tokens\x18\x03 \x01(\x0b\x32\x1c.tandem.worker.v1.TokenBatchH\x00\x12-\n\x04\x64one\x18\x04 \x01(\x0b\x32\x1d.tandem.worker.v1.AttemptDoneH\x00\x12\x31\n\x06\x66\x61iled\x18\x05 \x01(\x0b\x32\x1f.tandem.worker.v1.AttemptFailedH\x00\x12,\n\x04load\x18\x06 \x01(\x0b\x32\x1c.tandem.worker.v1.LoadReportH\x00\x42\x06\n\x04kind\"v\n\x07Started\x12*\n\x07handoff\x18\x01 \x01(\x0b\x32\x19.tandem.worker.v1.Handoff\x12\x0f\n\x07queue_s\x18\x02 \x01(\x01\x12\x13\n\x0btransfer_id\x18\x03 \x01(\t\x12\x19\n\x11num_cached_tokens\x18\x04 \x01(\r\"5\n\nTokenBatch\x12\'\n\x06tokens\x18\x01 \x03(\x0b\x32\x17.tandem.worker.v1.Token\"\x95\x01\n\x05Token\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12\x10\n\x08position\x18\x03 \x01(\r\x12\x10\n\x08token_id\x18\x04 \x01(\r\x12,\n\x08logprobs\x18\x05 \x01(\x0b\x32\x1a.tandem.worker.v1.Logprobs\x12\x15\n\rfinish_reason\x18\x06 \x01(\t\"P\n\x08Logprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x01\x12\x19\n\rtop_token_ids\x18\x02 \x03(\rB\x02\x10\x01\x12\x18\n\x0ctop_logprobs\x18\x03 \x03(\x01\x42\x02\x10\x01\"Z\n\x0b\x41ttemptDone\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\x0f\n\x07queue_s\x18\x02 \x01(\x01\x12\x11\n\tprefill_s\x18\x03 \x01(\x01\x12\x12\n\ntransfer_s\x18\x04 \x01(\x01\"f\n\rAttemptFailed\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\x0c\n\x04\x63ode\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x11\n\tretryable\x18\x04 \x01(\x08\x12\x0e\n\x06reason\x18\x05 \x01(\t\"\xd1\x02\n\nLoadReport\x12\x13\n\x0bnum_waiting\x18\x01 \x01(\r\x12\x13\n\x0bnum_running\x18\x02 \x01(\r\x12\x1e\n\x16waiting_prefill_tokens\x18\x03 \x01(\x04\x12=\n\tkv_blocks\x18\x04 \x03(\x0b\x32*.tandem.worker.v1.LoadReport.KvBlocksEntry\x12\x1b\n\x13num_promised_blocks\x18\x05 \x01(\r\x12\x19\n\x11kv_unfilled_slots\x18\x06 \x01(\x04\x12\x17\n\x0flast_step_age_s\x18\x07 \x01(\x01\x12\x17\n\x0fnum_preemptions\x18\x08 \x01(\x04\x12\r\n\x05ready\x18\t \x01(\x08\x12\x10\n\x08\x64raining\x18\n \x01(\x08\x1a/\n\rKvBlocksEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"\"\n\x0c\x44rainRequest\x12\x12\n\ndeadline_s\x18\x01 \x01(\x01\"4\n\nDrainReply\x12\x0f\n\x07\x64rained\x18\x01 \x01(\x08\x12\x15\n\rnum_remaining\x18\x02 \x01(\r\"\x10\n\x0e\x41uditKvRequest\"\xb9\x02\n\x0c\x41uditKvReply\x12J\n\x0f\x62locks_by_state\x18\x01 \x03(\x0b\x32\x31.tandem.worker.v1.AuditKvReply.BlocksByStateEntry\x12\x12\n\nnum_blocks\x18\x02 \x01(\r\x12\x36\n\x07holders\x18\x03 \x03(\x0b\x32%.tandem.worker.v1.AuditKvReply.Holder\x12\x12\n\nconsistent\x18\x04 \x01(\x08\x12\x0f\n\x07problem\x18\x05 \x01(\t\x1a\x34\n\x12\x42locksByStateEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x1a\x36\n\x06Holder\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\x12\n\nnum_blocks\x18\x03 \x01(\r2\xba\x02\n\x06Worker\x12K\n\x08\x44\x65scribe\x12!.tandem.worker.v1.DescribeRequest\x1a\x1c.tandem.worker.v1.WorkerInfo\x12O\n\x07Session\x12 .tandem.worker.v1.SessionRequest\x1a\x1e.tandem.worker.v1.SessionEvent(\x01\x30\x01\x12\x45\n\x05\x44rain\x12\x1e.tandem.worker.v1.DrainRequest\x1a\x1c.tandem.worker.v1.DrainReply\x12K\n\x07\x41uditKv\x12 .tandem.worker.v1.AuditKvRequest\x1a\x1e.tandem.worker.v1.AuditKvReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/worker.proto\x12\x10tandem.worker.v1\"\x11\n\x0f\x44\x65scribeRequest\"\xbe\x02\n\nWorkerInfo\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12\x12\n\ncompat_key\x18\x05 \x01(\t\x12\x1c\n\x14tensor_parallel_size\x18\x06 \x01(\r\x12\x15\n\rmax_model_len\x18\x07 \x01(\r\x12\x12\n\nnum_blocks\x18\x08 \x01(\r\x12\x12\n\nblock_size\x18\t \x01(\r\x12\x18\n\x10protocol_version\x18\n \x01(\r\x12\x0f\n\x07release\x18\x0b \x01(\t\x12\x1c\n\x14prefill_chunk_tokens\x18\x0c \x01(\r\x12\x0b\n\x03pid\x18\r \x01(\r\x12*\n\x04load\x18\x0e \x01(\x0b\x32\x1c.tandem.worker.v1.LoadReport\"\xc8\x01\n\x0eSessionRequest\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.tandem.worker.v1.HelloH\x00\x12,\n\x07prefill\x18\x02 \x01(\x0b\x32\x19.tandem.worker.v1.AttemptH\x00\x12*\n\x06\x64\x65\x63ode\x18\x03 \x01(\x0b\x32\x18.tandem.worker.v1.DecodeH\x00\x12*\n\x06\x63\x61ncel\x18\x04 \x01(\x0b\x32\x18.tandem.worker.v1.CancelH\x00\x42\x06\n\x04kind\"L\n\x05Hello\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x16\n\x0e\x65xpected_epoch\x18\x02 \x01(\t\x12\x18\n\x10protocol_version\x18\x03 \x01(\r\"\xae\x02\n\x07\x41ttempt\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0btransfer_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x15\n\ttoken_ids\x18\x04 \x03(\rB\x02\x10\x01\x12\x19\n\x11num_prompt_tokens\x18\x05 \x01(\r\x12\x13\n\x07\x63hoices\x18\x06 \x03(\rB\x02\x10\x01\x12\x32\n\x08sampling\x18\x07 \x01(\x0b\x32 .tandem.worker.v1.SamplingParams\x12\x12\n\ndeadline_s\x18\x08 \x01(\x01\x12\x10\n\x08priority\x18\t \x01(\x05\x12\x12\n\ncache_salt\x18\n \x01(\t\x12\x0e\n\x06tenant\x18\x0b \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x0c \x01(\t\x12\x15\n\rtrace_context\x18\r \x01(\t\"\xa4\x03\n\x0eSamplingParams\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x13\n\x0btemperature\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05top_p\x18\x04 \x01(\x01\x12\r\n\x05min_p\x18\x05 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x08 \x01(\x01\x12\x43\n\nlogit_bias\x18\t \x03(\x0b\x32/.tandem.worker.v1.SamplingParams.LogitBiasEntry\x12\x15\n\x08logprobs\x18\n \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04seed\x18\x0b \x01(\x04\x12\x12\n\nmin_tokens\x18\x0c \x01(\r\x12\x1a\n\x0estop_token_ids\x18\r \x03(\rB\x02\x10\x01\x12\x12\n\nignore_eos\x18\x0e \x01(\x08\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0b\n\t_logprobs\"`\n\x06\x44\x65\x63ode\x12*\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x19.tandem.worker.v1.Attempt\x12*\n\x07handoff\x18\x02 \x01(\x0b\x32\x19.tandem.worker.v1.Handoff\"2\n\x06\x43\x61ncel\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\x13\n\x07\x63hoices\x18\x02 \x03(\rB\x02\x10\x01\"\xb3\x01\n\x07Handoff\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x12\n\ncompat_key\x18\x05 \x01(\t\x12\x12\n\nnum_tokens\x18\x06 \x01(\r\x12\x13\n\x0b\x66irst_block\x18\x07 \x01(\r\x12\x12\n\nnum_blocks\x18\x08 \x01(\r\x12\x0f\n\x07lease_s\x18\t \x01(\x01\"\xb5\x02\n\x0cSessionEvent\x12/\n\x07welcome\x18\x01 \x01(\x0b\x32\x1c.tandem.worker.v1.WorkerInfoH\x00\x12,\n\x07started\x18\x02 \x01(\x0b\x32\x19.tandem.worker.v1.StartedH\x00\x12.\n\x06tokens\x18\x03 \x01(\x0b\x32\x1c.tandem.worker.v1.TokenBatchH\x00\x12-\n\x04\x64one\x18\x04 \x01(\x0b\x32\x1d.tandem.worker.v1.AttemptDoneH\x00\x12\x31\n\x06\x66\x61iled\x18\x05 \x01(\x0b\x32\x1f.tandem.worker.v1.AttemptFailedH\x00\x12,\n\x04load\x18\x06 \x01(\x0b\x32\x1c.tandem.worker.v1.LoadReportH\x00\x42\x06\n\x04kind\"v\n\x07Started\x12*\n\x07handoff\x18\x01 \x01(\x0b\x32\x19.tandem.worker.v1.Handoff\x12\x0f\n\x07queue_s\x18\x02 \x01(\x01\x12\x13\n\x0btransfer_id\x18\x03 \x01(\t\x12\x19\n\x11num_cached_tokens\x18\x04 \x01(\r\"5\n\nTokenBatch\x12\'\n\x06tokens\x18\x01 \x03(\x0b\x32\x17.tandem.worker.v1.Token\"\x95\x01\n\x05Token\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12\x10\n\x08position\x18\x03 \x01(\r\x12\x10\n\x08token_id\x18\x04 \x01(\r\x12,\n\x08logprobs\x18\x05 \x01(\x0b\x32\x1a.tandem.worker.v1.Logprobs\x12\x15\n\rfinish_reason\x18\x06 \x01(\t\"P\n\x08Logprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x01\x12\x19\n\rtop_token_ids\x18\x02 \x03(\rB\x02\x10\x01\x12\x18\n\x0ctop_logprobs\x18\x03 \x03(\x01\x42\x02\x10\x01\"Z\n\x0b\x41ttemptDone\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\x0f\n\x07queue_s\x18\x02 \x01(\x01\x12\x11\n\tprefill_s\x18\x03 \x01(\x01\x12\x12\n\ntransfer_s\x18\x04 \x01(\x01\"f\n\rAttemptFailed\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\x0c\n\x04\x63ode\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x11\n\tretryable\x18\x04 \x01(\x08\x12\x0e\n\x06reason\x18\x05 \x01(\t\"\xd1\x02\n\nLoadReport\x12\x13\n\x0bnum_waiting\x18\x01 \x01(\r\x12\x13\n\x0bnum_running\x18\x02 \x01(\r\x12\x1e\n\x16waiting_prefill_tokens\x18\x03 \x01(\x04\x12=\n\tkv_blocks\x18\x04 \x03(\x0b\x32*.tandem.worker.v1.LoadReport.KvBlocksEntry\x12\x1b\n\x13num_promised_blocks\x18\x05 \x01(\r\x12\x19\n\x11kv_unfilled_slots\x18\x06 \x01(\x04\x12\x17\n\x0flast_step_age_s\x18\x07 \x01(\x01\x12\x17\n\x0fnum_preemptions\x18\x08 \x01(\x04\x12\r\n\x05ready\x18\t \x01(\x08\x12\x10\n\x08\x64raining\x18\n \x01(\x08\x1a/\n\rKvBlocksEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"\"\n\x0c\x44rainRequest\x12\x12\n\ndeadline_s\x18\x01 \x01(\x01\"4\n\nDrainReply\x12\x0f\n\x07\x64rained\x18\x01 \x01(\x08\x12\x15\n\rnum_remaining\x18\x02 \x01(\r\"\x10\n\x0e\x41uditKvRequest\"\xb9\x02\n\x0c\x41uditKvReply\x12J\n\x0f\x62locks_by_state\x18\x01 \x03(\x0b\x32\x31.tandem.worker.v1.AuditKvReply.BlocksByStateEntry\x12\x12\n\nnum_blocks\x18\x02 \x01(\r\x12\x36\n\x07holders\x18\x03 \x03(\x0b\x32%.tandem.worker.v1.AuditKvReply.Holder\x12\x12\n\nconsistent\x18\x04 \x01(\x08\x12\x0f\n\x07problem\x18\x05 \x01(\t\x1a\x34\n\x12\x42locksByStateEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x1a\x36\n\x06Holder\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\x12\n\nnum_blocks\x18\x03 \x01(\r2\xba\x02\n\x06Worker\x12K\n\x08\x44\x65scribe\x12!.tandem.worker.v1.DescribeRequest\x1a\x1c.tandem.worker.v1.WorkerInfo\x12O\n\x07Session\x12 .tandem.worker.v1.SessionRequest\x1a\x1e.tandem.worker.v1.SessionEvent(\x01\x30\x01\x12\x45\n\x05\x44rain\x12\x1e.tandem.worker.v1.DrainRequest\x1a\x1c.tandem.worker.v1.DrainReply\x12K\n\x07\x41uditKv\x12 .tandem.worker.v1.AuditKvRequest\x1a\x1e.tandem.worker.v1.AuditKvReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,6 +39,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
   _globals['_SAMPLINGPARAMS'].fields_by_name['stop_token_ids']._loaded_options = None
   _globals['_SAMPLINGPARAMS'].fields_by_name['stop_token_ids']._serialized_options = b'\020\001'
+  _globals['_CANCEL'].fields_by_name['choices']._loaded_options = None
+  _globals['_CANCEL'].fields_by_name['choices']._serialized_options = b'\020\001'
   _globals['_LOGPROBS'].fields_by_name['top_token_ids']._loaded_options = None
   _globals['_LOGPROBS'].fields_by_name['top_token_ids']._serialized_options = b'\020\001'
   _globals['_LOGPROBS'].fields_by_name['top_logprobs']._loaded_options = None
@@ -64,39 +66,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DECODE']._serialized_start=1390
   _globals['_DECODE']._serialized_end=1486
   _globals['_CANCEL']._serialized_start=1488
-  _globals['_CANCEL']._serialized_end=1517
-  _globals['_HANDOFF']._serialized_start=1520
-  _globals['_HANDOFF']._serialized_end=1699
-  _globals['_SESSIONEVENT']._serialized_start=1702
-  _globals['_SESSIONEVENT']._serialized_end=2011
-  _globals['_STARTED']._serialized_start=2013
-  _globals['_STARTED']._serialized_end=2131
-  _globals['_TOKENBATCH']._serialized_start=2133
-  _globals['_TOKENBATCH']._serialized_end=2186
-  _globals['_TOKEN']._serialized_start=2189
-  _globals['_TOKEN']._serialized_end=2338
-  _globals['_LOGPROBS']._serialized_start=2340
-  _globals['_LOGPROBS']._serialized_end=2420
-  _globals['_ATTEMPTDONE']._serialized_start=2422
-  _globals['_ATTEMPTDONE']._serialized_end=2512
-  _globals['_ATTEMPTFAILED']._serialized_start=2514
-  _globals['_ATTEMPTFAILED']._serialized_end=2616
-  _globals['_LOADREPORT']._serialized_start=2619
-  _globals['_LOADREPORT']._serialized_end=2956
-  _globals['_LOADREPORT_KVBLOCKSENTRY']._serialized_start=2909
-  _globals['_LOADREPORT_KVBLOCKSENTRY']._serialized_end=2956
-  _globals['_DRAINREQUEST']._serialized_start=2958
-  _globals['_DRAINREQUEST']._serialized_end=2992
-  _globals['_DRAINREPLY']._serialized_start=2994
-  _globals['_DRAINREPLY']._serialized_end=3046
-  _globals['_AUDITKVREQUEST']._serialized_start=3048
-  _globals['_AUDITKVREQUEST']._serialized_end=3064
-  _globals['_AUDITKVREPLY']._serialized_start=3067
-  _globals['_AUDITKVREPLY']._serialized_end=3380
-  _globals['_AUDITKVREPLY_BLOCKSBYSTATEENTRY']._serialized_start=3272
-  _globals['_AUDITKVREPLY_BLOCKSBYSTATEENTRY']._serialized_end=3324
-  _globals['_AUDITKVREPLY_HOLDER']._serialized_start=3326
-  _globals['_AUDITKVREPLY_HOLDER']._serialized_end=3380
-  _globals['_WORKER']._serialized_start=3383
-  _globals['_WORKER']._serialized_end=3697
+  _globals['_CANCEL']._serialized_end=1538
+  _globals['_HANDOFF']._serialized_start=1541
+  _globals['_HANDOFF']._serialized_end=1720
+  _globals['_SESSIONEVENT']._serialized_start=1723
+  _globals['_SESSIONEVENT']._serialized_end=2032
+  _globals['_STARTED']._serialized_start=2034
+  _globals['_STARTED']._serialized_end=2152
+  _globals['_TOKENBATCH']._serialized_start=2154
+  _globals['_TOKENBATCH']._serialized_end=2207
+  _globals['_TOKEN']._serialized_start=2210
+  _globals['_TOKEN']._serialized_end=2359
+  _globals['_LOGPROBS']._serialized_start=2361
+  _globals['_LOGPROBS']._serialized_end=2441
+  _globals['_ATTEMPTDONE']._serialized_start=2443
+  _globals['_ATTEMPTDONE']._serialized_end=2533
+  _globals['_ATTEMPTFAILED']._serialized_start=2535
+  _globals['_ATTEMPTFAILED']._serialized_end=2637
+  _globals['_LOADREPORT']._serialized_start=2640
+  _globals['_LOADREPORT']._serialized_end=2977
+  _globals['_LOADREPORT_KVBLOCKSENTRY']._serialized_start=2930
+  _globals['_LOADREPORT_KVBLOCKSENTRY']._serialized_end=2977
+  _globals['_DRAINREQUEST']._serialized_start=2979
+  _globals['_DRAINREQUEST']._serialized_end=3013
+  _globals['_DRAINREPLY']._serialized_start=3015
+  _globals['_DRAINREPLY']._serialized_end=3067
+  _globals['_AUDITKVREQUEST']._serialized_start=3069
+  _globals['_AUDITKVREQUEST']._serialized_end=3085
+  _globals['_AUDITKVREPLY']._serialized_start=3088
+  _globals['_AUDITKVREPLY']._serialized_end=3401
+  _globals['_AUDITKVREPLY_BLOCKSBYSTATEENTRY']._serialized_start=3293
+  _globals['_AUDITKVREPLY_BLOCKSBYSTATEENTRY']._serialized_end=3345
+  _globals['_AUDITKVREPLY_HOLDER']._serialized_start=3347
+  _globals['_AUDITKVREPLY_HOLDER']._serialized_end=3401
+  _globals['_WORKER']._serialized_start=3404
+  _globals['_WORKER']._serialized_end=3718
 # @@protoc_insertion_point(module_scope)
