@@ -1,0 +1,1 @@
+"""Everything about a model that needs no tensors: where it lies, its card, its text."""
