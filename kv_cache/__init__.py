@@ -1,0 +1,1 @@
+"""The paged KV cache of one worker: who holds which block, and the tensors behind it."""
