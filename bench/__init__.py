@@ -1,0 +1,1 @@
+"""Load generation and comparison: what a client sees of a server, and what an engine can do."""
