@@ -1,0 +1,85 @@
+"""What a backend computes for a decoder layer, and how a batch is described to it.
+
+    tokens     | d0 | d1 | ... | p0 p0 p0 p0 | p1 p1 |      flattened, no padding
+                 `num_decode` rows of 1       prefill chunks of any length
+    query_starts 0    1    2 ...             each sequence's first row, and T at the end
+
+A sequence's queries are the *last* tokens of its context, whose KV `write_kv` has already put into
+the cache, so attention reads keys and values from the cache only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class AttentionMeta:
+    """One batch of n sequences with T query tokens in all. One object serves all layers of a step.
+
+    Integers are kept beside the tensors where a kernel would otherwise have to wait for the device.
+    """
+
+    query_starts: Tensor
+    """int32 [n + 1]: sequence i's query rows are query_starts[i] .. query_starts[i + 1]."""
+    context_lens: Tensor
+    """int32 [n]: tokens with KV after this step, queries included."""
+    block_tables: Tensor
+    """int32 [n, max_blocks]: cache blocks in the order of their tokens. Entries wholly before the
+    window or beyond the context may be 0 and are never read."""
+    slot_mapping: Tensor
+    """int64 [T]: block * block_size + offset, where each query token's KV goes. All different."""
+    num_decode: int
+    """The first so many sequences have exactly one query token."""
+    max_context_len: int
+    """Largest of `context_lens`."""
+    window: int | None = None
+    """A query sees itself and the `window - 1` tokens before it; None: everything before it."""
+
+
+class Kernels(Protocol):
+    """The kernels of one device and dtype. `h` hidden size, `d` head size, T query tokens.
+
+    Slots of the cache that were never written may hold anything finite.
+    """
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x / rms(x) * weight along the last axis. [T, h] -> [T, h]."""
+        ...
+
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """(rms_norm(x + residual), x + residual), each [T, h]. May overwrite x and residual."""
+        ...
+
+    def rope(
+        self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Rotates q [T, heads, d] and k [T, kv_heads, d], element i with element i + d/2.
+
+        positions int64 [T]; cos_sin float32 [max_positions, d]: d/2 cosines, then d/2 sines.
+        """
+        ...
+
+    def write_kv(
+        self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor
+    ) -> None:
+        """Puts k, v [T, kv_heads, d] into caches [num_blocks, kv_heads, block_size, d]."""
+        ...
+
+    def paged_attention(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale: float
+    ) -> Tensor:
+        """Causal grouped-query attention. q [T, heads, d] -> [T, heads, d].
+
+        Query head i reads KV head i // (heads / kv_heads).
+        """
+        ...
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """silu(gate) * up, from the two halves of the last axis. [T, 2 * f] -> [T, f]."""
+        ...

@@ -1,0 +1,65 @@
+"""Plain torch twins of every kernel: right on any device, and what faster ones are compared with."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tandem_kernels.attention_plan import AttentionPlan, plan_attention
+from tandem_kernels.interface import AttentionMeta
+from tandem_kernels.reference_attention import attend
+
+
+class ReferenceKernels:
+    """`Kernels` in plain torch; one object per model, since it remembers the last step's plan."""
+
+    def __init__(self) -> None:
+        self._plan: tuple[AttentionMeta, AttentionPlan] | None = None
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return F.rms_norm(x, (x.shape[-1],), weight, eps)
+
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        total = residual.add_(x)
+        return self.rms_norm(total, weight, eps), total
+
+    def rope(
+        self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)  # [T, 1, d/2]
+        return _rotate(q, cos, sin), _rotate(k, cos, sin)
+
+    def write_kv(
+        self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor
+    ) -> None:
+        block_size = k_cache.shape[2]
+        blocks = torch.div(slot_mapping, block_size, rounding_mode="floor")
+        where = (blocks, slot_mapping - blocks * block_size)
+        # [num_blocks, block_size, kv_heads, d]: views, so the cache itself is written
+        k_cache.permute(0, 2, 1, 3).index_put_(where, k)
+        v_cache.permute(0, 2, 1, 3).index_put_(where, v)
+
+    def paged_attention(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale: float
+    ) -> Tensor:
+        return attend(q, k_cache, v_cache, self._plan_of(meta, k_cache), scale)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)
+
+    def _plan_of(self, meta: AttentionMeta, k_cache: Tensor) -> AttentionPlan:
+        """All layers of a step pass the same meta: the first one plans for the rest."""
+        if self._plan is None or self._plan[0] is not meta:
+            num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
+            self._plan = (meta, plan_attention(meta, num_kv_heads, block_size))
+        return self._plan[1]
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """In float32 whatever x is: bfloat16 tables would lose positions beyond 256. [T, heads, d]."""
+    low, high = x.float().chunk(2, dim=-1)
+    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).to(x.dtype)

@@ -1,0 +1,64 @@
+"""Paged attention in plain torch: gather the keys of a plan's entry, then one dense attention.
+
+Arithmetic is float32 whatever the cache holds: torch's bfloat16 attention is several times slower on
+CPUs for single queries, and rounds the scores.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tandem_kernels.attention_plan import AttentionPlan, DecodeBucket, PrefillChunk
+
+
+def attend(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, scale: float
+) -> Tensor:
+    """Runs every bucket and chunk of `plan`. q [T, heads, d] -> [T, heads, d]."""
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    for bucket in plan.buckets:
+        _decode(q, k_cache, v_cache, bucket, scale, out)
+    for chunk in plan.chunks:
+        _prefill(q, k_cache, v_cache, chunk, scale, out)
+    return out
+
+
+def _decode(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, bucket: DecodeBucket, scale: float, out: Tensor
+) -> None:
+    """The query heads that share a KV head become the rows of one small matrix."""
+    b, num_heads, d = len(bucket.rows), q.shape[1], q.shape[2]
+    num_kv_heads = k_cache.shape[1]
+    queries = q.index_select(0, bucket.rows).float()  # [b, heads, d]
+    attended = F.scaled_dot_product_attention(
+        queries.view(b, num_kv_heads, num_heads // num_kv_heads, d),
+        _gather(k_cache, bucket.planes).view(b, num_kv_heads, -1, d),
+        _gather(v_cache, bucket.planes).view(b, num_kv_heads, -1, d),
+        attn_mask=bucket.bias,
+        scale=scale,
+    )  # [b, kv_heads, heads / kv_heads, d]
+    out.index_copy_(0, bucket.rows, attended.reshape(b, num_heads, d).to(out.dtype))
+
+
+def _prefill(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, chunk: PrefillChunk, scale: float, out: Tensor
+) -> None:
+    num_kv_heads, d = k_cache.shape[1], q.shape[2]
+    seen = slice(chunk.first_slot, chunk.last_slot)
+    attended = F.scaled_dot_product_attention(
+        q[chunk.start : chunk.end].float().transpose(0, 1).unsqueeze(0),  # [1, heads, t, d]
+        _gather(k_cache, chunk.planes).view(1, num_kv_heads, -1, d)[:, :, seen],
+        _gather(v_cache, chunk.planes).view(1, num_kv_heads, -1, d)[:, :, seen],
+        attn_mask=chunk.bias,
+        is_causal=chunk.bias is None,
+        scale=scale,
+        enable_gqa=True,
+    )  # [1, heads, t, d]
+    out[chunk.start : chunk.end] = attended.squeeze(0).transpose(0, 1)
+
+
+def _gather(cache: Tensor, planes: Tensor) -> Tensor:
+    """[num_blocks, kv_heads, block_size, d] -> float32 [planes, block_size, d]."""
+    return cache.flatten(0, 1).index_select(0, planes).float()

@@ -1,0 +1,1 @@
+"""Architectures, their layers, and the weights that fill them."""
