@@ -58,6 +58,8 @@ class ModelCard:
         for key in _POSITIVE:
             if getattr(self, key) <= 0:
                 raise ConfigError(f"{self.name}: {key} is {getattr(self, key)}, not positive")
+        if self.sliding_window is not None and self.sliding_window <= 0:
+            raise ConfigError(f"{self.name}: sliding_window is {self.sliding_window}, not positive")
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(
                 f"{self.name}: num_heads {self.num_heads} is not a multiple of "

@@ -1,0 +1,61 @@
+"""How many tokens and sequences a given memory holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from core.kv_spec import DTYPE_BYTES
+from text.card import ModelCard
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """What fits into `memory_bytes` once the weights are in."""
+
+    memory_bytes: int
+    weight_bytes: int
+    kv_bytes_per_token: int
+    num_blocks: int
+    num_tokens: int
+    """Tokens of KV over all sequences, in whole blocks."""
+    num_full_sequences: int
+    """Sequences of the longest allowed length."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether at least one sequence of the longest allowed length fits."""
+        return self.num_full_sequences > 0
+
+
+def plan_memory(
+    card: ModelCard,
+    *,
+    memory_bytes: int,
+    block_size: int,
+    dtype: str,
+    max_model_len: int | None = None,
+    tensor_parallel_size: int = 1,
+) -> MemoryPlan:
+    """Plans one rank's memory, activations apart. `max_model_len` unset: the model's own.
+
+    Under tensor parallelism a rank holds its share of the weights, and of the KV heads at least
+    one (they are replicated where there are fewer heads than ranks).
+    """
+    spec = card.kv_spec(block_size, dtype)
+    weight_bytes = -(-card.num_parameters * DTYPE_BYTES[dtype] // tensor_parallel_size)
+    heads_per_rank = max(1, card.num_kv_heads // tensor_parallel_size)
+    kv_bytes_per_token = spec.bytes_per_token * heads_per_rank // card.num_kv_heads
+    free_bytes = max(0, memory_bytes - weight_bytes)
+    num_blocks = free_bytes // (kv_bytes_per_token * block_size)
+    length = max_model_len or card.max_model_len
+    if spec.window is not None:
+        # Blocks outside the window are freed; it spans one block more where it starts mid-block.
+        length = min(length, spec.window + block_size)
+    return MemoryPlan(
+        memory_bytes=memory_bytes,
+        weight_bytes=weight_bytes,
+        kv_bytes_per_token=kv_bytes_per_token,
+        num_blocks=num_blocks,
+        num_tokens=num_blocks * block_size,
+        num_full_sequences=num_blocks // spec.num_blocks(length),
+    )
