@@ -182,6 +182,8 @@ class ClusterConfig(_Section):
     """Grace for a clean stop before processes are killed."""
     max_restarts: Annotated[int, Field(ge=-1)] = -1
     """Restarts of one worker; -1 is without limit."""
+    run_dir: str | None = None
+    """Where `tandem serve` notes what runs and keeps logs; unset: ~/.cache/tandem/run."""
 
 
 class LoggingConfig(_Section):

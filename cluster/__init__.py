@@ -1,0 +1,1 @@
+"""Composition and life of processes: launch, supervision, clean stop."""

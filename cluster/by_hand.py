@@ -1,0 +1,115 @@
+"""One worker or router as a process of its own, without Ray; several share a Redis.
+
+start     load, warm up, bind, announce
+serve     until a signal, or until the worker fails
+drain     take no new work, let sequences finish     (skipped by a second signal)
+stop      end what is left, close, exit              (forced when the grace time is over)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from cluster.shell import Endpoints, MakeRouter, MakeWorker, Worker
+from cluster.signals import StopSignals
+from cluster.store_factory import connect_store
+from core.config import Config
+from core.errors import TandemError
+from core.request import Phase
+from state.store import Member
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+EXIT_STOPPED = 0
+EXIT_FAILED = 1
+
+
+async def run_worker(
+    config: Config,
+    role: Phase,
+    worker_id: str,
+    *,
+    make: MakeWorker,
+    on_ready: Callable[[Member], None],
+) -> int:
+    """Runs a worker until it is told to stop or fails. Returns the exit status.
+
+    Raises ConfigError, or what the start raised.
+    """
+    grace_s = config.worker.drain_timeout_s + config.cluster.stop_timeout_s
+    with StopSignals(grace_s) as signals:
+        store = connect_store(config.state)
+        worker = make(config, role, worker_id, store)
+        try:
+            member = await _unless(signals.requested, worker.start(_log_progress))
+            if member is None:
+                return EXIT_STOPPED
+            on_ready(member)
+            status = await _until_over(worker, signals.requested)
+            if status == EXIT_STOPPED:
+                await _unless(signals.hurry, worker.drain(config.worker.drain_timeout_s))
+            return status
+        finally:
+            signals.arm()
+            await worker.stop(config.cluster.stop_timeout_s / 2)
+            with contextlib.suppress(TandemError):  # its members expire by themselves
+                await store.close()
+
+
+async def run_router(
+    config: Config, *, make: MakeRouter, on_ready: Callable[[Endpoints], None]
+) -> int:
+    """Runs a router until it is told to stop. Returns the exit status."""
+    grace_s = config.worker.drain_timeout_s + config.cluster.stop_timeout_s
+    with StopSignals(grace_s) as signals:
+        store = connect_store(config.state)
+        router = await asyncio.to_thread(make, config, store)
+        try:
+            endpoints = await _unless(signals.requested, router.start())
+            if endpoints is not None:
+                on_ready(endpoints)
+                await signals.requested.wait()
+            await _unless(signals.hurry, router.stop(config.worker.drain_timeout_s))
+            return EXIT_STOPPED
+        finally:
+            signals.arm()
+            await router.stop(config.cluster.stop_timeout_s / 2)
+            with contextlib.suppress(TandemError):
+                await store.close()
+
+
+async def _until_over(worker: Worker, requested: asyncio.Event) -> int:
+    """EXIT_STOPPED once a stop is requested, EXIT_FAILED once the worker fails."""
+    failed = asyncio.ensure_future(worker.wait_failed())
+    stop = asyncio.ensure_future(requested.wait())
+    await asyncio.wait((failed, stop), return_when=asyncio.FIRST_COMPLETED)
+    stop.cancel()
+    if not failed.done():
+        failed.cancel()
+        return EXIT_STOPPED
+    log.error("the worker failed", exc_info=failed.exception())
+    return EXIT_FAILED
+
+
+async def _unless(event: asyncio.Event, work: Awaitable[T]) -> T | None:
+    """The result of `work`, or None if the event came first; the work is cancelled then."""
+    task = asyncio.ensure_future(work)
+    waiting = asyncio.ensure_future(event.wait())
+    await asyncio.wait((task, waiting), return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if task.done():
+        return task.result()
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    return None
+
+
+def _log_progress(step: str) -> None:
+    log.info("%s", step)

