@@ -131,6 +131,9 @@ class LegTimings:
     queue_s: float = 0.0
     prefill_s: float = 0.0
     transfer_s: float = 0.0
+    """From opening the pull to the last block's arrival; much of it may lie behind the prefill."""
+    handoff_s: float = 0.0
+    """From the end of P's last chunk to the start of D's first step: what overlap can't hide."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -215,6 +215,7 @@ def _single_to_wire(event: Started | AttemptDone | AttemptFailed | LoadReport) -
                 queue_s=event.timings.queue_s,
                 prefill_s=event.timings.prefill_s,
                 transfer_s=event.timings.transfer_s,
+                handoff_s=event.timings.handoff_s,
             )
             return pb.SessionEvent(done=done)
         case AttemptFailed():
@@ -241,7 +242,8 @@ def events_from_wire(message: pb.SessionEvent) -> list[WorkerEvent]:
             return [token_from_wire(t) for t in message.tokens.tokens]
         case "done":
             d = message.done
-            return [AttemptDone(d.transfer_id, LegTimings(d.queue_s, d.prefill_s, d.transfer_s))]
+            timings = LegTimings(d.queue_s, d.prefill_s, d.transfer_s, d.handoff_s)
+            return [AttemptDone(d.transfer_id, timings)]
         case "failed":
             f = message.failed
             return [AttemptFailed(f.transfer_id, f.code, f.message, f.retryable, f.reason)]

@@ -568,10 +568,12 @@ class AttemptDone(_message.Message):
     QUEUE_S_FIELD_NUMBER: _builtins.int
     PREFILL_S_FIELD_NUMBER: _builtins.int
     TRANSFER_S_FIELD_NUMBER: _builtins.int
+    HANDOFF_S_FIELD_NUMBER: _builtins.int
     transfer_id: _builtins.str
     queue_s: _builtins.float
     prefill_s: _builtins.float
     transfer_s: _builtins.float
+    handoff_s: _builtins.float
     def __init__(
         self,
         *,
@@ -579,10 +581,11 @@ class AttemptDone(_message.Message):
         queue_s: _builtins.float = ...,
         prefill_s: _builtins.float = ...,
         transfer_s: _builtins.float = ...,
+        handoff_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["prefill_s", b"prefill_s", "queue_s", b"queue_s", "transfer_id", b"transfer_id", "transfer_s", b"transfer_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handoff_s", b"handoff_s", "prefill_s", b"prefill_s", "queue_s", b"queue_s", "transfer_id", b"transfer_id", "transfer_s", b"transfer_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
