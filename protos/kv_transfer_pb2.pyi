@@ -16,6 +16,8 @@ the data link carries them, so D always knows what the next receive is, how long
   | <------------- close(first tokens)  |   P's blocks may go
 
 abort(transfer_id) ends one pull; messages already announced are still received, and thrown away.
+Either side that has nothing to say sends a heartbeat four times per timeout: a prefill may be silent
+for long, but a process that is stopped must not go unnoticed.
 """
 
 from collections import abc as _abc
@@ -41,6 +43,7 @@ class LinkRequest(_message.Message):
     PULL_FIELD_NUMBER: _builtins.int
     ABORT_FIELD_NUMBER: _builtins.int
     ACK_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___LinkHello: ...
     @_builtins.property
@@ -49,6 +52,8 @@ class LinkRequest(_message.Message):
     def abort(self) -> Global___Abort: ...
     @_builtins.property
     def ack(self) -> Global___Ack: ...
+    @_builtins.property
+    def heartbeat(self) -> Global___Heartbeat: ...
     def __init__(
         self,
         *,
@@ -56,12 +61,13 @@ class LinkRequest(_message.Message):
         pull: Global___Pull | None = ...,
         abort: Global___Abort | None = ...,
         ack: Global___Ack | None = ...,
+        heartbeat: Global___Heartbeat | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "ack", b"ack", "hello", b"hello", "kind", b"kind", "pull", b"pull"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "ack", b"ack", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "pull", b"pull"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "ack", b"ack", "hello", b"hello", "kind", b"kind", "pull", b"pull"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "ack", b"ack", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "pull", b"pull"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "pull", "abort", "ack"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "pull", "abort", "ack", "heartbeat"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -78,6 +84,9 @@ class LinkHello(_message.Message):
     DECODE_TP_SIZE_FIELD_NUMBER: _builtins.int
     PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
     COMPAT_KEY_FIELD_NUMBER: _builtins.int
+    DECODE_HEADS_FIELD_NUMBER: _builtins.int
+    MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_INFLIGHT_MESSAGES_FIELD_NUMBER: _builtins.int
     link_id: _builtins.str
     """unique for ever: prefix of the groups' rendezvous keys"""
     decode_worker_id: _builtins.str
@@ -86,6 +95,14 @@ class LinkHello(_message.Message):
     decode_tp_size: _builtins.int
     protocol_version: _builtins.int
     compat_key: _builtins.str
+    max_message_bytes: _builtins.int
+    """what D's staging is made for; P keeps to the smaller"""
+    max_inflight_messages: _builtins.int
+    """of both sides' limits"""
+    @_builtins.property
+    def decode_heads(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankHeads]:
+        """one per decode rank, in order of ranks"""
+
     def __init__(
         self,
         *,
@@ -96,14 +113,54 @@ class LinkHello(_message.Message):
         decode_tp_size: _builtins.int = ...,
         protocol_version: _builtins.int = ...,
         compat_key: _builtins.str = ...,
+        decode_heads: _abc.Iterable[Global___RankHeads] | None = ...,
+        max_message_bytes: _builtins.int = ...,
+        max_inflight_messages: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compat_key", b"compat_key", "decode_epoch", b"decode_epoch", "decode_tp_size", b"decode_tp_size", "decode_worker_id", b"decode_worker_id", "expected_prefill_epoch", b"expected_prefill_epoch", "link_id", b"link_id", "protocol_version", b"protocol_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compat_key", b"compat_key", "decode_epoch", b"decode_epoch", "decode_heads", b"decode_heads", "decode_tp_size", b"decode_tp_size", "decode_worker_id", b"decode_worker_id", "expected_prefill_epoch", b"expected_prefill_epoch", "link_id", b"link_id", "max_inflight_messages", b"max_inflight_messages", "max_message_bytes", b"max_message_bytes", "protocol_version", b"protocol_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LinkHello: _TypeAlias = LinkHello  # noqa: Y015
+
+@_typing.final
+class RankHeads(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def heads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """global ids of the KV heads that a rank holds"""
+
+    def __init__(
+        self,
+        *,
+        heads: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heads", b"heads"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankHeads: _TypeAlias = RankHeads  # noqa: Y015
+
+@_typing.final
+class Heartbeat(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
 
 @_typing.final
 class Pull(_message.Message):
@@ -175,6 +232,7 @@ class LinkEvent(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     CLOSE_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___LinkWelcome: ...
     @_builtins.property
@@ -183,6 +241,8 @@ class LinkEvent(_message.Message):
     def close(self) -> Global___Close: ...
     @_builtins.property
     def refused(self) -> Global___Refused: ...
+    @_builtins.property
+    def heartbeat(self) -> Global___Heartbeat: ...
     def __init__(
         self,
         *,
@@ -190,12 +250,13 @@ class LinkEvent(_message.Message):
         message: Global___Message | None = ...,
         close: Global___Close | None = ...,
         refused: Global___Refused | None = ...,
+        heartbeat: Global___Heartbeat | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "kind", b"kind", "message", b"message", "refused", b"refused", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "heartbeat", b"heartbeat", "kind", b"kind", "message", b"message", "refused", b"refused", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "kind", b"kind", "message", b"message", "refused", b"refused", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "heartbeat", b"heartbeat", "kind", b"kind", "message", b"message", "refused", b"refused", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "message", "close", "refused"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "message", "close", "refused", "heartbeat"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -211,6 +272,7 @@ class LinkWelcome(_message.Message):
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
     MAX_INFLIGHT_MESSAGES_FIELD_NUMBER: _builtins.int
     BACKEND_FIELD_NUMBER: _builtins.int
+    PREFILL_HEADS_FIELD_NUMBER: _builtins.int
     rendezvous_host: _builtins.str
     """of P's TCPStore"""
     rendezvous_port: _builtins.int
@@ -219,6 +281,10 @@ class LinkWelcome(_message.Message):
     max_inflight_messages: _builtins.int
     backend: _builtins.str
     """gloo, nccl or memory"""
+    @_builtins.property
+    def prefill_heads(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankHeads]:
+        """one per prefill rank, in order of ranks"""
+
     def __init__(
         self,
         *,
@@ -228,10 +294,11 @@ class LinkWelcome(_message.Message):
         max_message_bytes: _builtins.int = ...,
         max_inflight_messages: _builtins.int = ...,
         backend: _builtins.str = ...,
+        prefill_heads: _abc.Iterable[Global___RankHeads] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "max_inflight_messages", b"max_inflight_messages", "max_message_bytes", b"max_message_bytes", "prefill_tp_size", b"prefill_tp_size", "rendezvous_host", b"rendezvous_host", "rendezvous_port", b"rendezvous_port"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "max_inflight_messages", b"max_inflight_messages", "max_message_bytes", b"max_message_bytes", "prefill_heads", b"prefill_heads", "prefill_tp_size", b"prefill_tp_size", "rendezvous_host", b"rendezvous_host", "rendezvous_port", b"rendezvous_port"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -332,8 +399,9 @@ class Refused(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     transfer_id: _builtins.str
+    """empty: the whole link"""
     reason: _builtins.str
-    """unknown_transfer, epoch_mismatch, lease_expired, incompatible, failed"""
+    """unknown_transfer, epoch_mismatch, lease_expired, incompatible, aborted"""
     message: _builtins.str
     def __init__(
         self,

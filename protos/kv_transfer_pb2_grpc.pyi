@@ -16,6 +16,8 @@ the data link carries them, so D always knows what the next receive is, how long
   | <------------- close(first tokens)  |   P's blocks may go
 
 abort(transfer_id) ends one pull; messages already announced are still received, and thrown away.
+Either side that has nothing to say sends a heartbeat four times per timeout: a prefill may be silent
+for long, but a process that is stopped must not go unnoticed.
 """
 
 from collections import abc as _abc
