@@ -1,0 +1,1 @@
+"""What both roles share: sequences, batches, the step loop, sampling, stop conditions."""

@@ -1,0 +1,115 @@
+"""Changes to single logits before sampling: bias, then penalties, then `min_tokens`.
+
+Only the tokens concerned are touched, all rows' in one scatter. Ids outside the vocabulary can't be
+sampled and have no effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from core.request import SamplingParams
+from engine.sample_row import SampleRow
+
+Int64 = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+
+
+def needs_edits(row: SampleRow) -> bool:
+    """Whether anything but the model decides this row's logits."""
+    return bool(row.params.logit_bias) or _has_penalties(row.params) or _may_not_stop(row)
+
+
+def edit_logits(logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:
+    """Applies row i's edits to `logits[i]` in place; `logits` is [n, vocab] float32.
+
+    As in OpenAI's API and vLLM: the repetition penalty divides positive and multiplies negative
+    logits of tokens in prompt or output; frequency and presence penalties look at the output only.
+    """
+    _add_biases(logits, rows)
+    _penalise(logits, rows)
+    _forbid_stopping(logits, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Penalties:
+    """One row's penalties by token; all arrays are [num_tokens]."""
+
+    token_ids: Int64
+    factors: Floats
+    reductions: Floats
+
+
+def _has_penalties(params: SamplingParams) -> bool:
+    return (
+        params.repetition_penalty != 1.0
+        or params.presence_penalty != 0.0
+        or params.frequency_penalty != 0.0
+    )
+
+
+def _may_not_stop(row: SampleRow) -> bool:
+    return row.position < row.params.min_tokens
+
+
+def _add_biases(logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:
+    entries = [
+        (index, token_id, bias)
+        for index, row in enumerate(rows)
+        for token_id, bias in row.params.logit_bias
+        if token_id < logits.shape[-1]
+    ]
+    if entries:
+        at, token_ids, biases = zip(*entries, strict=True)
+        places = (_ids(at, logits), _ids(token_ids, logits))
+        values = torch.tensor(biases, dtype=torch.float32, device=logits.device)
+        logits.index_put_(places, values, accumulate=True)
+
+
+def _penalise(logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:
+    found = {i: _penalties(row) for i, row in enumerate(rows) if _has_penalties(row.params)}
+    if not found:
+        return
+    at = np.repeat(list(found), [len(p.token_ids) for p in found.values()])
+    token_ids = np.concatenate([p.token_ids for p in found.values()])
+    factors = torch.from_numpy(np.concatenate([p.factors for p in found.values()]))
+    reductions = torch.from_numpy(np.concatenate([p.reductions for p in found.values()]))
+    places = (_ids(at, logits), _ids(token_ids, logits))
+    values = logits[places]  # [num_edits]
+    factors = factors.to(logits.device)
+    scaled = torch.where(values > 0, values / factors, values * factors)
+    logits.index_put_(places, scaled - reductions.to(logits.device))
+
+
+def _penalties(row: SampleRow) -> _Penalties:
+    params = row.params
+    prompt = np.asarray(row.prompt_token_ids, dtype=np.int64)
+    output = np.asarray(row.output_token_ids, dtype=np.int64)
+    token_ids, inverse = np.unique(np.concatenate([prompt, output]), return_inverse=True)
+    counts = np.bincount(inverse[len(prompt) :], minlength=len(token_ids))
+    reductions = params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
+    factors = np.full(len(token_ids), params.repetition_penalty, dtype=np.float32)
+    return _Penalties(token_ids, factors, reductions.astype(np.float32))
+
+
+def _forbid_stopping(logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:
+    entries = [
+        (index, token_id)
+        for index, row in enumerate(rows)
+        if _may_not_stop(row)
+        for token_id in (*row.eos_token_ids, *row.params.stop_token_ids)
+        if token_id < logits.shape[-1]
+    ]
+    if entries:
+        at, token_ids = zip(*entries, strict=True)
+        never = torch.tensor(-torch.inf, device=logits.device)
+        logits.index_put_((_ids(at, logits), _ids(token_ids, logits)), never)
+
+
+def _ids(values: Sequence[int] | Int64, logits: torch.Tensor) -> torch.Tensor:
+    return torch.as_tensor(values, dtype=torch.int64, device=logits.device)
