@@ -1,0 +1,147 @@
+"""One choice of a request: its tokens so far, its text, and how it ended.
+
+    QUEUED --attempt sent--> PREFILL --first token of the attempt--> DECODE --last token--> FINISHED
+       ^                        |                                      |
+       +------- the attempt failed: again, from prompt + emitted ------+        any --> CANCELLED
+
+Only `move` changes the state.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from core.request import FinishReason, TokenEvent, TokenLogprobs
+from text.detokenizer import Detokenizer
+from text.stop_strings import StopMatcher
+
+
+class ChoiceState(enum.Enum):
+    """Where a choice is in its life."""
+
+    QUEUED = "queued"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+
+
+_ENDED = (ChoiceState.FINISHED, ChoiceState.CANCELLED)
+_NEXT = {
+    ChoiceState.QUEUED: (ChoiceState.PREFILL, ChoiceState.CANCELLED),
+    ChoiceState.PREFILL: (ChoiceState.DECODE, ChoiceState.QUEUED, ChoiceState.CANCELLED),
+    ChoiceState.DECODE: (ChoiceState.QUEUED, *_ENDED),
+    ChoiceState.FINISHED: (),
+    ChoiceState.CANCELLED: (),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What a choice gained. The last one of a choice has a `finish_reason`; nothing follows it."""
+
+    choice: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each of `token_ids` if the client asked for them, else empty."""
+    finish_reason: FinishReason | None = None
+
+
+class Choice:
+    """Accepts tokens in order of position, each once; turns them into text; finds stop strings."""
+
+    def __init__(
+        self, index: int, detokenizer: Detokenizer, stop_matcher: StopMatcher, min_tokens: int
+    ) -> None:
+        self.index = index
+        self.state = ChoiceState.QUEUED
+        self.token_ids: list[int] = []
+        self.num_attempts = 0
+        self.finished_by_worker = False
+        """The worker ended it by itself, so that there is nothing to cancel there."""
+        self._detokenizer = detokenizer
+        self._stop_matcher = stop_matcher
+        self._min_tokens = min_tokens
+        self._ahead: dict[int, TokenEvent] = {}
+
+    @property
+    def ended(self) -> bool:
+        return self.state in _ENDED
+
+    @property
+    def has_gap(self) -> bool:
+        """Later tokens are here, but the next one is not."""
+        return bool(self._ahead)
+
+    def move(self, to: ChoiceState) -> None:
+        """The one place where the state changes; an illegal step is our own fault."""
+        assert to in _NEXT[self.state], f"choice {self.index}: {self.state} -> {to}"
+        self.state = to
+
+    def begin_attempt(self) -> None:
+        self.num_attempts += 1
+        self.move(ChoiceState.PREFILL)
+
+    def requeue(self) -> None:
+        """The attempt failed. What it sent out of order is forgotten: it may never be completed."""
+        self._ahead.clear()
+        self.move(ChoiceState.QUEUED)
+
+    def cancel(self) -> None:
+        if not self.ended:
+            self.move(ChoiceState.CANCELLED)
+
+    def accept(self, event: TokenEvent) -> Delta | None:
+        """What the client gains by this token: None for a repeated one, or one that came early.
+
+        P and D have streams of their own, so D's second token may overtake P's first.
+        """
+        if self.ended or event.position < len(self.token_ids):
+            return None
+        self._ahead[event.position] = event
+        gained: list[Delta] = []
+        while not self.ended and (ready := self._ahead.pop(len(self.token_ids), None)):
+            gained.append(self._take(ready))
+        return joined(gained)
+
+    def _take(self, event: TokenEvent) -> Delta:
+        if self.state is ChoiceState.PREFILL:
+            self.move(ChoiceState.DECODE)
+        self.token_ids.append(event.token_id)
+        text, stopped = self._text_of(event)
+        reason = FinishReason.STOP if stopped else event.finish_reason
+        self.finished_by_worker = event.finish_reason is not None
+        if reason is not None:
+            self._ahead.clear()
+            self.move(ChoiceState.FINISHED)
+        logprobs = () if event.logprobs is None else (event.logprobs,)
+        return Delta(self.index, text, (event.token_id,), logprobs, reason)
+
+    def _text_of(self, event: TokenEvent) -> tuple[str, bool]:
+        """New text, and whether a stop string ended it; at the end also what was held back."""
+        text = self._detokenizer.push([event.token_id])
+        last = event.finish_reason is not None
+        if last:
+            text += self._detokenizer.flush()
+        # As in vLLM, the first `min_tokens` tokens cannot stop a choice.
+        if len(self.token_ids) <= self._min_tokens:
+            return text, False
+        emit, stopped = self._stop_matcher.push(text)
+        if last and not stopped:
+            emit += self._stop_matcher.flush()
+        return emit, stopped
+
+
+def joined(deltas: list[Delta]) -> Delta | None:
+    """Consecutive deltas of one choice as one."""
+    if len(deltas) < 2:
+        return deltas[0] if deltas else None
+    return Delta(
+        choice=deltas[0].choice,
+        text="".join(d.text for d in deltas),
+        token_ids=tuple(t for d in deltas for t in d.token_ids),
+        logprobs=tuple(p for d in deltas for p in d.logprobs),
+        finish_reason=deltas[-1].finish_reason,
+    )

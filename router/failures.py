@@ -1,0 +1,66 @@
+"""From what a leg says about its end to the error that a client, or the next attempt, gets."""
+
+from __future__ import annotations
+
+from core.errors import (
+    BadRequestError,
+    CancelledRequestError,
+    ContextLengthError,
+    DeadlineError,
+    OverloadedError,
+    TandemError,
+    TransferError,
+    UnavailableError,
+    WorkerLostError,
+)
+from core.request import AttemptFailed
+from router.leg_event import WorkerLost
+from router.policy import NoPair
+
+RETRY_AFTER_S = 1.0
+
+
+def error_of(event: AttemptFailed | WorkerLost) -> TandemError:
+    """The typed error of a leg's end; whether a retry may help is the worker's word."""
+    if isinstance(event, WorkerLost):
+        return WorkerLostError(event.message)
+    error = _typed(event)
+    error.retryable = event.retryable
+    return error
+
+
+def _typed(event: AttemptFailed) -> TandemError:
+    match event.code:
+        case TransferError.code:
+            return TransferError(event.message, reason=event.reason)
+        case OverloadedError.code | UnavailableError.code:
+            return _unavailable(event.message, event.reason)
+        case ContextLengthError.code:
+            return ContextLengthError(event.message)
+        case BadRequestError.code:
+            return BadRequestError(event.message)
+        case DeadlineError.code:
+            return DeadlineError(event.message)
+        case CancelledRequestError.code:
+            return CancelledRequestError(event.message)
+        case WorkerLostError.code:
+            return WorkerLostError(event.message)
+        case _:
+            error = TandemError(event.message)
+            error.code = event.code or TandemError.code
+            return error
+
+
+def no_pair_error(no_pair: NoPair) -> UnavailableError:
+    """What a client hears that waited for a pair in vain."""
+    return _unavailable(no_pair.message, no_pair.reason)
+
+
+def _unavailable(message: str, reason: str) -> UnavailableError:
+    kind = OverloadedError if reason == "saturated" else UnavailableError
+    return kind(message, reason=reason or "no_worker", retry_after_s=RETRY_AFTER_S)
+
+
+def broken_promise_error(worker_id: str) -> WorkerLostError:
+    """A worker said that it was done and owed tokens: as bad as a lost one."""
+    return WorkerLostError(f"worker {worker_id} ended an attempt before its last token")

@@ -1,0 +1,37 @@
+"""What an attempt hears from its legs, whichever worker they run on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from core.handoff import Started
+from core.request import AttemptDone, AttemptFailed, Phase, TokenEvent
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost:
+    """The session broke: the leg is over, and nothing more of it will come."""
+
+    transfer_id: str
+    worker_id: str
+    message: str
+
+
+LegEvent = Started | TokenEvent | AttemptDone | AttemptFailed | WorkerLost
+
+
+@dataclass(frozen=True, slots=True)
+class FromLeg:
+    """An event and the leg it came from."""
+
+    phase: Phase
+    event: LegEvent
+
+    @property
+    def transfer_id(self) -> str:
+        return self.event.transfer_id
+
+
+Sink = Callable[[FromLeg], None]
+"""Takes an event at once and never blocks."""

@@ -1,0 +1,283 @@
+"""The life of one request: attempts follow each other until every choice has ended.
+
+    queue     choices without an attempt: find a pair (wait for one, bounded), begin an attempt
+    prefill   Prefill to P; P's `started(handoff)` goes to D as Decode
+    tokens    the next position of each choice is taken, all others are ignored or kept for later
+    finish    the worker's finish reason, or a stop string found here (that choice's legs: cancel)
+    fail      P lost before its first tokens, a pull failed, D lost: both legs are cancelled, the
+              unfinished choices queue again and go on from prompt + emitted, up to max_attempts
+    close     always, whatever ended the loop (finished, error, client gone): cancel what still runs
+
+One task, one loop, one mailbox. A choice that has emitted is resumed by an attempt of its own; those
+that have not yet share one. What a client has seen is never computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from dataclasses import dataclass
+
+from core.clock import Clock
+from core.errors import DeadlineError, TandemError, TransferError
+from core.handoff import Started
+from core.request import Attempt, AttemptDone, AttemptFailed, Phase, TokenEvent
+from kv_cache.block_hash import block_hashes, root_hash
+from router.admitted_request import AdmittedRequest
+from router.attempt_run import AttemptRun
+from router.choice import Choice, ChoiceState, Delta, joined
+from router.failures import broken_promise_error, error_of, no_pair_error
+from router.fleet import Fleet
+from router.identifiers import new_transfer_id
+from router.inbox import Inbox
+from router.leg_event import FromLeg, WorkerLost
+from router.policy import Demand, NoPair
+from router.timeline import RequestTimeline
+
+
+@dataclass(frozen=True, slots=True)
+class LifeSettings:
+    """Limits of a request's life; times in seconds."""
+
+    max_attempts: int
+    no_worker_timeout_s: float
+    block_size: int
+
+
+class RequestLife:
+    """Serves one request. Iterate `deltas` once, and close it (`contextlib.aclosing`)."""
+
+    def __init__(
+        self,
+        request: AdmittedRequest,
+        choices: Sequence[Choice],
+        fleet: Fleet,
+        timeline: RequestTimeline,
+        settings: LifeSettings,
+        clock: Clock,
+    ) -> None:
+        self.request = request
+        self.choices = tuple(choices)
+        self.timeline = timeline
+        self.num_attempts = 0
+        self.num_cached_tokens = 0
+        self.prefill_worker = ""
+        self.decode_worker = ""
+        self._fleet = fleet
+        self._settings = settings
+        self._clock = clock
+        self._inbox: Inbox[FromLeg] = Inbox()
+        self._runs: dict[str, AttemptRun] = {}
+        self._excluded: set[str] = set()
+        self._root = root_hash(request.model, request.cache_salt)
+        self._waiting: NoPair | None = None
+        self._waiting_since = 0.0
+        self._error: TandemError | None = None
+
+    @property
+    def num_output_tokens(self) -> int:
+        return sum(len(choice.token_ids) for choice in self.choices)
+
+    @property
+    def num_retries(self) -> int:
+        """Attempts after the first one of each choice."""
+        return sum(max(0, choice.num_attempts - 1) for choice in self.choices)
+
+    async def deltas(self) -> AsyncGenerator[Delta, None]:
+        """What each choice gains, as it comes; ends after the last choice's finish reason.
+
+        Raises a TandemError if the request can't be finished: nothing comes after it.
+        """
+        try:
+            while not all(choice.ended for choice in self.choices):
+                self._begin_queued()
+                for delta in self._apply(await self._inbox.take(self._patience_s())):
+                    yield delta
+                self._check()
+            self.timeline.finished = self._clock.now()
+        finally:
+            self._close()
+
+    # ---- queue: an attempt for every choice that has none
+
+    def _begin_queued(self) -> None:
+        queued = [c for c in self.choices if c.state is ChoiceState.QUEUED]
+        fresh = [c for c in queued if not c.token_ids]
+        groups = [fresh] if fresh else []
+        groups += [[c] for c in queued if c.token_ids]
+        missing = [no_pair for group in groups if (no_pair := self._begin(group))]
+        self._wait_for_pair(missing[0] if missing else None)
+
+    def _begin(self, choices: list[Choice]) -> NoPair | None:
+        """Begins one attempt for these choices, or says why no pair can take it now."""
+        token_ids = (*self.request.token_ids, *choices[0].token_ids)
+        demand = Demand(
+            num_tokens=len(token_ids),
+            num_new_tokens=self.request.sampling.max_tokens - len(choices[0].token_ids),
+            num_choices=len(choices),
+            excluded=frozenset(self._excluded),
+        )
+        hashes = block_hashes(self._root, token_ids, self._settings.block_size)
+        pair = self._fleet.choose(demand, hashes)
+        if isinstance(pair, NoPair):
+            return pair
+        run = AttemptRun(self._attempt(token_ids, choices), pair, choices)
+        self._runs[run.attempt.transfer_id] = run
+        self.num_attempts += 1
+        self._note_workers(run)
+        self.timeline.prefill_sent(self._clock.now())
+        run.begin(self._inbox.put, block_size=self._settings.block_size)
+        return None
+
+    def _attempt(self, token_ids: tuple[int, ...], choices: list[Choice]) -> Attempt:
+        request = self.request
+        return Attempt(
+            request_id=request.request_id,
+            transfer_id=new_transfer_id(),
+            model=request.model,
+            token_ids=token_ids,
+            num_prompt_tokens=len(request.token_ids),
+            choices=tuple(c.index for c in choices),
+            sampling=request.sampling,
+            deadline_s=max(0.0, request.deadline - self._clock.now()),
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+            tenant=request.tenant,
+        )
+
+    def _note_workers(self, run: AttemptRun) -> None:
+        """Keeps who computed the first token, and who was last to decode."""
+        first = run.pair.prefill or run.pair.decode
+        if first is not None and self.timeline.first_token is None:
+            self.prefill_worker = first.member.worker_id
+        if run.pair.decode is not None:
+            self.decode_worker = run.pair.decode.member.worker_id
+
+    # ---- waiting, bounded
+
+    def _wait_for_pair(self, no_pair: NoPair | None) -> None:
+        if no_pair is not None and self._waiting is None:
+            self._waiting_since = self._clock.now()
+            self._fleet.watch(self._inbox.wake)
+        elif no_pair is None and self._waiting is not None:
+            self._fleet.unwatch(self._inbox.wake)
+        self._waiting = no_pair
+
+    def _patience_s(self) -> float:
+        """How long the loop may sleep before a deadline needs a look."""
+        until = self.request.deadline
+        if self._waiting is not None:
+            until = min(until, self._waiting_since + self._settings.no_worker_timeout_s)
+        return max(0.0, until - self._clock.now())
+
+    def _check(self) -> None:
+        """Raises what ended the request: a failure, its deadline, or nobody to serve it."""
+        if self._error is not None:
+            raise self._error
+        if all(choice.ended for choice in self.choices):
+            return
+        now = self._clock.now()
+        if now >= self.request.deadline:
+            raise DeadlineError("the request's deadline passed")
+        waited_s = now - self._waiting_since
+        if self._waiting is not None and waited_s >= self._settings.no_worker_timeout_s:
+            raise no_pair_error(self._waiting)
+
+    # ---- events
+
+    def _apply(self, messages: Iterable[FromLeg]) -> list[Delta]:
+        """Handles a batch; what a choice gains by it comes out as one delta."""
+        gained: dict[int, list[Delta]] = {}
+        for message in messages:
+            run = self._runs.get(message.transfer_id)
+            if run is None or self._error is not None:
+                continue
+            delta = self._handle(run, message)
+            if delta is not None:
+                gained.setdefault(delta.choice, []).append(delta)
+        return [delta for deltas in gained.values() if (delta := joined(deltas))]
+
+    def _handle(self, run: AttemptRun, message: FromLeg) -> Delta | None:
+        match message.event:
+            case Started() as started:
+                self._started(run, started)
+            case TokenEvent() as token:
+                return self._token(run, message.phase, token)
+            case AttemptDone():
+                run.leg_over(message.phase)
+                self._check_promises(run)
+            case (AttemptFailed() | WorkerLost()) as failed:
+                self._leg_failed(run, message.phase, error_of(failed))
+        return None
+
+    def _started(self, run: AttemptRun, started: Started) -> None:
+        self.timeline.prefill_started(self._clock.now())
+        if self.num_attempts == 1:
+            # Later attempts find what the first one left in the cache: not the client's hits.
+            cached = min(started.num_cached_tokens, len(self.request.token_ids))
+            self.num_cached_tokens = cached
+        run.started(started, self._inbox.put)
+
+    def _token(self, run: AttemptRun, phase: Phase, event: TokenEvent) -> Delta | None:
+        choice = next((c for c in run.choices if c.index == event.choice), None)
+        if choice is None:
+            return None
+        run.progressed(phase)
+        delta = choice.accept(event)
+        if delta is None:
+            return None
+        self._note_tokens(choice, delta)
+        if not run.unfinished:
+            self._end(run)
+        elif choice.ended and not choice.finished_by_worker:
+            run.cancel_choice(choice)
+        return delta
+
+    def _note_tokens(self, choice: Choice, delta: Delta) -> None:
+        now = self._clock.now()
+        total = len(choice.token_ids)
+        for position in range(total - len(delta.token_ids), total):
+            self.timeline.token(position, now)
+
+    # ---- failure
+
+    def _check_promises(self, run: AttemptRun) -> None:
+        phase = run.broken_promise()
+        if phase is None:
+            return
+        session = run.pair.session(phase)
+        worker_id = session.member.worker_id if session else "unknown"
+        self._fail(run, phase, broken_promise_error(worker_id))
+
+    def _leg_failed(self, run: AttemptRun, phase: Phase, error: TandemError) -> None:
+        """A lost P matters only until its first tokens are here: then D will say if it does."""
+        run.leg_over(phase)
+        if run.needs(phase):
+            self._fail(run, phase, error)
+
+    def _fail(self, run: AttemptRun, phase: Phase, error: TandemError) -> None:
+        """Ends the attempt; its unfinished choices queue again, or the request is over."""
+        self._end(run)
+        blamed = [phase]
+        if isinstance(error, TransferError):
+            # Either side may be the broken one; others, if there are any, are the better bet.
+            blamed = list(Phase)
+        for session in (run.pair.session(p) for p in blamed):
+            if session is not None:
+                self._excluded.add(session.member.epoch)
+        for choice in run.unfinished:
+            choice.requeue()
+        exhausted = any(c.num_attempts >= self._settings.max_attempts for c in run.unfinished)
+        if exhausted or not error.retryable:
+            self._error = error
+
+    def _end(self, run: AttemptRun) -> None:
+        run.close()
+        self._runs.pop(run.attempt.transfer_id, None)
+
+    def _close(self) -> None:
+        """No awaits in here: it also runs when the client's task is being cancelled."""
+        self._fleet.unwatch(self._inbox.wake)
+        for run in list(self._runs.values()):
+            self._end(run)
+        for choice in self.choices:
+            choice.cancel()

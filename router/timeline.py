@@ -1,0 +1,75 @@
+"""When what happened to one request, as its client could see it.
+
+    received    .    tokenised                 started     first token    second ... finished
+    |  queue a  | tokenise  |  queue b: a worker  |  prefill  |  handoff gap  |
+    |<-------------------------- TTFT ----------------------->|
+
+Queue is a + b. So queue + tokenise + prefill is the time to the first token, exactly; moving the KV
+and the first decode step lie after it, in the gap.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTimings:
+    """Durations in seconds; None for what a request never reached."""
+
+    queue_s: float | None
+    tokenize_s: float | None
+    prefill_s: float | None
+    ttft_s: float | None
+    handoff_gap_s: float | None
+    total_s: float | None
+
+
+@dataclass(slots=True)
+class RequestTimeline:
+    """Moments of one request on the router's clock. Each is set once; a retry changes none."""
+
+    received: float
+    tokenize_began: float | None = None
+    tokenized: float | None = None
+    sent: float | None = None
+    started: float | None = None
+    """The worker's first chunk is scheduled: what came before was waiting."""
+    first_token: float | None = None
+    second_token: float | None = None
+    finished: float | None = None
+
+    def token(self, position: int, now: float) -> None:
+        """Notes a token that is about to leave for the client."""
+        if position == 0 and self.first_token is None:
+            self.first_token = now
+        elif position == 1 and self.second_token is None:
+            self.second_token = now
+
+    def prefill_sent(self, now: float) -> None:
+        self.sent = now if self.sent is None else self.sent
+
+    def prefill_started(self, now: float) -> None:
+        """Ignored after the first token: a retry starts again, the client has long been served."""
+        if self.first_token is None:
+            self.started = now
+
+    def timings(self) -> RequestTimings:
+        tokenize_s = _between(self.tokenize_began, self.tokenized)
+        ttft_s = _between(self.received, self.first_token)
+        prefill_s = _between(self.started, self.first_token)
+        queue_s = None
+        if ttft_s is not None and tokenize_s is not None and prefill_s is not None:
+            queue_s = max(0.0, ttft_s - tokenize_s - prefill_s)
+        return RequestTimings(
+            queue_s=queue_s,
+            tokenize_s=tokenize_s,
+            prefill_s=prefill_s,
+            ttft_s=ttft_s,
+            handoff_gap_s=_between(self.first_token, self.second_token),
+            total_s=_between(self.received, self.finished),
+        )
+
+
+def _between(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else end - start
