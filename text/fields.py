@@ -55,6 +55,8 @@ class Fields:
         """One whole number or a list of them; empty if absent."""
         value = self.values.get(key)
         values = value if isinstance(value, list) else [] if value is None else [value]
+        if all(type(item) is int for item in values):
+            return tuple(values)
         return tuple(Fields(self.where, {key: item}).integer(key) for item in values)
 
     def numbers(self, key: str) -> tuple[float, ...]:
@@ -62,6 +64,8 @@ class Fields:
         value = self.values.get(key, [])
         if not isinstance(value, list):
             raise self._wrong(key, value, "a list of numbers")
+        if all(type(item) is float for item in value):
+            return tuple(value)
         return tuple(Fields(self.where, {key: item}).number(key) for item in value)
 
     def texts(self, key: str) -> list[str]:

@@ -1,0 +1,46 @@
+"""Turns a growing sequence of token ids into text, piece by piece.
+
+push([a, b]) -> "He"     only text that no later token can change
+push([c])    -> ""       c is the first half of a character: held back
+push([d])    -> "é"
+flush()      -> ""       what is held back, as U+FFFD, when the sequence ends in mid-character
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable
+
+from text.tokenizer import Tokenizer
+
+
+class Detokenizer:
+    """One sequence's incremental decoder; all pieces together equal `Tokenizer.decode`.
+
+    A token costs its own length only: tokens stand for bytes, so nothing before is looked at again.
+    `after_text` says that the sequence goes on from earlier text, whose end keeps a leading space
+    that SentencePiece models would otherwise lose.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, skip_special_tokens: bool = True, *, after_text: bool = False
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._strip_space = tokenizer.spelling.strips_leading_space and not after_text
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        """Text that is final with these tokens; never ends inside a character."""
+        data = b"".join(self._tokenizer.token_bytes(i) for i in token_ids if i not in self._skipped)
+        return self._stripped(self._decoder.decode(data))
+
+    def flush(self) -> str:
+        """The rest, when no token follows."""
+        return self._stripped(self._decoder.decode(b"", final=True))
+
+    def _stripped(self, text: str) -> str:
+        if self._strip_space and text:
+            self._strip_space = False
+            return text.removeprefix(" ")
+        return text

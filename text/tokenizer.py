@@ -1,0 +1,99 @@
+"""Text to token ids and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import tokenizers
+
+from core.errors import BadRequestError, ConfigError
+from text.card import ModelCard
+from text.fields import read_json
+from text.gguf_tokenizer import build_gguf_tokenizer
+from text.token_spelling import TokenSpelling, spelling_of
+
+
+def load_tokenizer(card: ModelCard) -> Tokenizer:
+    """Builds the model's tokenizer.
+
+    Raises ConfigError if the files are missing, malformed, or of a kind that cannot be built right.
+    """
+    source = card.source
+    if source.kind == "gguf":
+        backend = build_gguf_tokenizer(source.path)
+    else:
+        backend = _read_tokenizer_json(source.path / "tokenizer.json")
+    return Tokenizer(backend, card)
+
+
+class Tokenizer:
+    """A model's tokenizer. Stateless after construction and safe to share between threads."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, card: ModelCard) -> None:
+        decoder = backend.decoder.__getstate__().decode() if backend.decoder else None
+        self.spelling: TokenSpelling = spelling_of(str(card.source.path), decoder)
+        self.bos_token_id = card.bos_token_id
+        self.eos_token_ids = card.eos_token_ids
+        self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
+        added = backend.get_added_tokens_decoder()
+        self.special_token_ids = frozenset(i for i, token in added.items() if token.special)
+        self._added_bytes = {i: token.content.encode() for i, token in added.items()}
+        self._backend = backend
+        self._num_embeddings = card.vocab_size
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text. `add_special_tokens` adds what the model expects around a plain
+        text (for many: a begin token); texts from chat templates already have it.
+
+        Raises BadRequestError for text that is not valid Unicode or that the model has no
+        embedding for.
+        """
+        try:
+            ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except TypeError:
+            raise BadRequestError("the text holds unpaired surrogates: not Unicode") from None
+        if self.vocab_size > self._num_embeddings:
+            _check_embedded(ids, self._num_embeddings)
+        return ids
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        """Text of token ids; bytes that are no UTF-8 become U+FFFD, unknown ids nothing."""
+        skipped = self.special_token_ids if skip_special_tokens else frozenset()
+        text = b"".join(self.token_bytes(i) for i in ids if i not in skipped).decode(
+            "utf-8", "replace"
+        )
+        return text.removeprefix(" ") if self.spelling.strips_leading_space else text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes a token stands for: maybe a part of a character; none for unknown ids."""
+        added = self._added_bytes.get(token_id)
+        if added is not None:
+            return added
+        token = self._backend.id_to_token(token_id)
+        return b"" if token is None else self.spelling.to_bytes(token)
+
+    def token_text(self, token_id: int) -> str:
+        """A token on its own, for log-probabilities; incomplete characters become U+FFFD."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def token_id(self, token: str) -> int | None:
+        """Id of a token given by its string in the vocabulary (`<|im_end|>`)."""
+        return self._backend.token_to_id(token)
+
+
+def _check_embedded(ids: list[int], num_embeddings: int) -> None:
+    largest = max(ids, default=0)
+    if largest >= num_embeddings:
+        raise BadRequestError(f"the text holds token {largest}, which the model has no weights for")
+
+
+def _read_tokenizer_json(path: Path) -> tokenizers.Tokenizer:
+    # Parsed here first: the library reports broken files with bare exceptions.
+    if read_json(path) is None:
+        raise ConfigError(f"{path} is missing (other tokenizer files are not supported)")
+    backend = tokenizers.Tokenizer.from_file(str(path))
+    # Files saved after training may cut or pad every text.
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
