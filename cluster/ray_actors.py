@@ -1,0 +1,164 @@
+"""Actors: thin shells that give a plain worker or router a process of its own.
+
+All methods run in one event loop, so a long start blocks nobody who asks how it goes. Errors of
+ours cross as values (`Refusal`): an exception class with arguments of its own does not survive
+pickling.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.logs import configure_logging, redirect_output
+from cluster.ray_store import StoreRef, open_store
+from cluster.shell import MakeRouter, MakeWorker, Ready
+from core.config import Config
+from core.errors import TandemError
+from core.request import Phase
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Who an actor is, and where it writes its log."""
+
+    name: str
+    log_dir: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A start that ended in a deliberate error."""
+
+    code: str
+    message: str
+
+
+class ProgressFeed:
+    """The latest line of progress, for readers who wait for the next one."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._count = 0
+        self._line = ""
+        self._changed = asyncio.Event()
+
+    def tell(self, line: str) -> None:
+        """May be called from any thread."""
+        self._loop.call_soon_threadsafe(self._set, line)
+
+    async def after(self, seen: int) -> tuple[int, str]:
+        """The latest line and its number, once there is one past number `seen`."""
+        while self._count <= seen:
+            await self._changed.wait()
+        return self._count, self._line
+
+    def _set(self, line: str) -> None:
+        log.info("%s", line)
+        self._count, self._line = self._count + 1, line
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+class WorkerActor:
+    """One rank of a prefill or decode worker."""
+
+    def __init__(
+        self, home: Home, config: Config, role: Phase, store: StoreRef, make: MakeWorker
+    ) -> None:
+        _move_in(home, config)
+        self._name = home.name
+        self._config = config
+        self._role = role
+        self._make = make
+        self._store = open_store(store)
+
+    async def start(self) -> Ready | Refusal:
+        """Loads and announces the worker. Call once, first."""
+        self._feed = ProgressFeed()
+        try:
+            self._worker = await asyncio.to_thread(
+                self._make, self._config, self._role, self._name, self._store
+            )
+            member = await self._worker.start(self._feed.tell)
+        except TandemError as error:
+            log.error("start refused: %s", error.message)
+            return Refusal(error.code, error.message)
+        return Ready(self._name, os.getpid(), member.address)
+
+    async def progress_after(self, seen: int) -> tuple[int, str]:
+        """Call after `start`, which need not have returned."""
+        return await self._feed.after(seen)
+
+    async def ping(self) -> None:
+        """Answers if the process runs and its event loop turns."""
+
+    async def wait_failed(self) -> str:
+        """Why the worker can serve no more, as soon as that is so."""
+        try:
+            await self._worker.wait_failed()
+        except TandemError as error:
+            return error.message
+        return "the worker ended"
+
+    async def drain(self, timeout_s: float) -> None:
+        await self._worker.drain(timeout_s)
+
+    async def stop(self, grace_s: float) -> None:
+        await self._worker.stop(grace_s)
+        await self._store.close()
+
+
+class RouterActor:
+    """The front door."""
+
+    def __init__(self, home: Home, config: Config, store: StoreRef, make: MakeRouter) -> None:
+        _move_in(home, config)
+        self._name = home.name
+        self._config = config
+        self._make = make
+        self._store = open_store(store)
+
+    async def start(self) -> Ready | Refusal:
+        """Loads the tokenizer, binds and serves. Call once, first."""
+        self._feed = ProgressFeed()
+        self._feed.tell("loading the tokenizer")
+        try:
+            self._router = await asyncio.to_thread(self._make, self._config, self._store)
+            endpoints = await self._router.start()
+        except TandemError as error:
+            log.error("start refused: %s", error.message)
+            return Refusal(error.code, error.message)
+        return Ready(self._name, os.getpid(), endpoints.http, endpoints.grpc)
+
+    async def progress_after(self, seen: int) -> tuple[int, str]:
+        """Call after `start`, which need not have returned."""
+        return await self._feed.after(seen)
+
+    async def ping(self) -> None:
+        """Answers if the process runs and its event loop turns."""
+
+    async def wait_failed(self) -> str:
+        """Never returns: a router fails only by dying, which ends this call with an error."""
+        await asyncio.Event().wait()
+        raise AssertionError("nobody sets this event")
+
+    async def drain(self, timeout_s: float) -> None:
+        await self._router.stop(timeout_s)
+
+    async def stop(self, grace_s: float) -> None:
+        await self._router.stop(grace_s)
+        await self._store.close()
+
+
+def _move_in(home: Home, config: Config) -> None:
+    # Ray names its processes through this function, which its type stubs leave out.
+    importlib.import_module("ray._raylet").setproctitle(f"tandem::{home.name}")
+    redirect_output(home.log_dir / f"{home.name}.log")
+    configure_logging(config.logging)

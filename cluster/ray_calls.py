@@ -1,0 +1,36 @@
+"""Calls to actors with a deadline, and Ray's errors in our words."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from ray.exceptions import RayError
+
+from core.errors import TandemError
+
+T = TypeVar("T")
+
+
+class ProcessLostError(TandemError):
+    """A process of the cluster died, or did not answer in time."""
+
+    code = "process_lost"
+    retryable = True
+
+
+async def call(reply: Awaitable[T], *, timeout_s: float | None) -> T:
+    """The reply of `actor.method.remote()`. Raises ProcessLostError; other errors as they are."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await reply
+    except TimeoutError:
+        raise ProcessLostError(f"no answer within {timeout_s:g} s") from None
+    except RayError as error:
+        raise ProcessLostError(_first_line(error)) from error
+
+
+def _first_line(error: RayError) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,189 @@
+"""Actors placed together: one life of a worker group, or of the router.
+
+place    a placement group reserves room for all ranks on one machine
+start    every rank starts; rank 0 leads and is the one that others talk to
+watch    the group fails as one: with the first rank that dies or stops answering
+discard  every rank is killed, the placement group removed
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from cluster.ray_actors import Refusal
+from cluster.ray_calls import ProcessLostError, call
+from cluster.shell import Progress, Ready
+from core.errors import TandemError
+
+PLACE_TIMEOUT_S = 30.0
+
+
+class NotPlacedError(TandemError):
+    """The cluster has no room for a group now."""
+
+    code = "not_placed"
+    retryable = True
+
+
+class StartRefusedError(TandemError):
+    """A process said why it won't start; `code` is that of its own error."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.code = refusal.code
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What each rank reserves, and what it finds in its environment."""
+
+    num_cpus: float
+    num_gpus: float = 0.0
+    environ: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        resources = {"CPU": self.num_cpus, "GPU": self.num_gpus}
+        return {name: amount for name, amount in resources.items() if amount}
+
+
+@dataclass(frozen=True, slots=True)
+class ActorSpec:
+    """The class of a rank, and the arguments of its constructor."""
+
+    actor: type
+    arguments: tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """How a group is watched: start deadline, period of pings, and how long one may take."""
+
+    start_timeout_s: float
+    ping_s: float
+    ping_timeout_s: float
+
+
+class ActorGroup:
+    """A `Replica` made of Ray actors."""
+
+    def __init__(self, ranks: Sequence[ActorSpec], room: Room, watch: Watch) -> None:
+        assert ranks, "a group has at least one rank"
+        self._ranks = tuple(ranks)
+        self._room = room
+        self._watch = watch
+        self._placement: PlacementGroup | None = None
+        self._actors: list[Any] = []
+
+    async def start(self, progress: Progress) -> Ready:
+        progress("placing")
+        placement = await self._place()
+        self._actors = [
+            self._create(spec, placement, index) for index, spec in enumerate(self._ranks)
+        ]
+        starts = [asyncio.ensure_future(self._start_rank(actor)) for actor in self._actors]
+        # After the starts: an actor takes calls in the order in which they were made.
+        relay = asyncio.ensure_future(_relay(self._actors[0], progress))
+        try:
+            replies = await asyncio.gather(*starts)
+        finally:
+            relay.cancel()
+            await asyncio.wait((relay,))
+        return replies[0]
+
+    async def wait_failed(self) -> str:
+        watches = [asyncio.ensure_future(self._watch_rank(actor)) for actor in self._actors]
+        try:
+            done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
+            return done.pop().result()
+        finally:
+            for watch in watches:
+                watch.cancel()
+
+    async def drain(self, timeout_s: float) -> None:
+        # The rank itself keeps to the time; the margin is for the call.
+        await call(self._actors[0].drain.remote(timeout_s), timeout_s=timeout_s + 1.0)
+
+    async def stop(self, grace_s: float) -> None:
+        calls = [
+            call(actor.stop.remote(grace_s), timeout_s=grace_s + 1.0) for actor in self._actors
+        ]
+        await asyncio.gather(*calls)
+
+    async def discard(self) -> None:
+        for actor in self._actors:
+            ray.kill(actor)
+        if self._placement is not None:
+            # Also ends whatever still runs in it: a stopped process doesn't hear a kill.
+            remove_placement_group(self._placement)
+        self._actors, self._placement = [], None
+
+    async def _place(self) -> PlacementGroup:
+        bundles = [self._room.bundle] * len(self._ranks)
+        placement: PlacementGroup = placement_group(bundles, strategy="STRICT_PACK")
+        self._placement = placement
+        if not await asyncio.to_thread(placement.wait, PLACE_TIMEOUT_S):
+            raise NotPlacedError(
+                f"no machine has room for {len(self._ranks)} x {self._room.bundle} "
+                f"after {PLACE_TIMEOUT_S:g} s"
+            )
+        return placement
+
+    def _create(self, spec: ActorSpec, placement: PlacementGroup, index: int) -> Any:
+        strategy = PlacementGroupSchedulingStrategy(
+            placement_group=placement, placement_group_bundle_index=index
+        )
+        options = {
+            "num_cpus": self._room.num_cpus,
+            "num_gpus": self._room.num_gpus or None,  # 0 would hide the GPUs from what is started
+            "runtime_env": {"env_vars": dict(self._room.environ)},
+            "scheduling_strategy": strategy,
+            "max_restarts": 0,  # the supervisor restarts, with a new placement
+        }
+        return ray.remote(spec.actor).options(**options).remote(*spec.arguments)
+
+    async def _start_rank(self, actor: Any) -> Ready:
+        reply: Ready | Refusal = await call(
+            actor.start.remote(), timeout_s=self._watch.start_timeout_s
+        )
+        if isinstance(reply, Refusal):
+            raise StartRefusedError(reply)
+        return reply
+
+    async def _watch_rank(self, actor: Any) -> str:
+        failed = asyncio.ensure_future(_failure(actor))
+        try:
+            while not failed.done():
+                await asyncio.wait((failed,), timeout=self._watch.ping_s)
+                if not failed.done():
+                    await call(actor.ping.remote(), timeout_s=self._watch.ping_timeout_s)
+            return failed.result()
+        except ProcessLostError as error:
+            return error.message
+        finally:
+            failed.cancel()
+
+
+async def _failure(actor: Any) -> str:
+    try:
+        reason: str = await call(actor.wait_failed.remote(), timeout_s=None)
+    except ProcessLostError as error:
+        return error.message
+    return reason
+
+
+async def _relay(actor: Any, progress: Progress) -> None:
+    """Passes the rank's progress on until cancelled; its death is reported by `start`."""
+    seen = 0
+    with contextlib.suppress(ProcessLostError):
+        while True:
+            seen, line = await call(actor.progress_after.remote(seen), timeout_s=None)
+            progress(line)

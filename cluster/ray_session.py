@@ -1,0 +1,79 @@
+"""This process's connection to Ray: a private cluster on this machine, or an existing one.
+
+Ray stays in the background: no dashboard, no usage reports, a small object store (nothing of ours
+travels through it), and a temporary directory of its own that goes away with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+import ray
+from ray._common.usage.usage_lib import set_usage_stats_enabled_via_env_var
+
+from cluster import litter
+from core.config import ClusterConfig
+from core.errors import ConfigError
+
+OBJECT_STORE_BYTES = 80 * 1024 * 1024
+"""Just above the least that Ray accepts."""
+
+
+@dataclass(frozen=True, slots=True)
+class RaySession:
+    """An open connection. `temp_dir` is set for a private cluster only."""
+
+    address: str
+    temp_dir: Path | None
+
+    def close(self) -> None:
+        """Disconnects; ends a private cluster with all its processes and files. Idempotent."""
+        ray.shutdown()
+        if self.temp_dir is not None:
+            litter.remove(self.temp_dir)
+
+
+def open_session(config: ClusterConfig, *, num_cpus: int) -> RaySession:
+    """Connects to `ray_address`, or starts a private cluster that offers `num_cpus`.
+
+    Blocks for seconds. Raises ConfigError if there is no cluster at the address.
+    """
+    set_usage_stats_enabled_via_env_var(False)
+    namespace = f"tandem-{uuid.uuid4().hex[:8]}"
+    if config.ray_address is not None:
+        return _join(config.ray_address, namespace)
+    return _start(namespace, num_cpus)
+
+
+def _join(address: str, namespace: str) -> RaySession:
+    try:
+        ray.init(
+            address=address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR
+        )
+    except (ConnectionError, ValueError) as error:
+        raise ConfigError(f"cluster.ray_address = {address!r}: {error}") from None
+    return RaySession(ray.get_runtime_context().gcs_address, None)
+
+
+def _start(namespace: str, num_cpus: int) -> RaySession:
+    temp_dir = Path(tempfile.mkdtemp(prefix="tandem-"))
+    try:
+        ray.init(
+            num_cpus=num_cpus,
+            namespace=namespace,
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            # Ray opens its directory to everybody: ours above it stays closed.
+            _temp_dir=str(temp_dir / "ray"),
+        )
+    except BaseException:
+        ray.shutdown()
+        litter.remove(temp_dir)
+        raise
+    return RaySession(ray.get_runtime_context().gcs_address, temp_dir)

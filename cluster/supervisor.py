@@ -1,0 +1,129 @@
+"""Keeps one replica alive: notices its death, throws away what is left, starts the next life.
+
+    start    the first life; its failure is the caller's to judge
+    ready    wait for the failure
+    failed   discard > decide > wait out the delay > start   (a start that fails is a failure)
+    given up the restarts are used up: `ended` is set
+    stopped  by `stop`, from any state
+
+Each replica has a supervisor of its own, so one that cannot be placed delays nobody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+
+from cluster.replica import MakeReplica, Replica
+from cluster.restart import GiveUp, History, after_failure
+from cluster.shell import Progress, Ready
+from core.clock import Clock
+from core.errors import TandemError
+
+log = logging.getLogger(__name__)
+
+
+class Supervisor:
+    """The keeper of one replica, called `name`.
+
+    `on_change` is told who serves under that name now, None while nobody does.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        make: MakeReplica,
+        *,
+        max_restarts: int,
+        clock: Clock,
+        on_change: Callable[[str, Ready | None], None],
+    ) -> None:
+        self.name = name
+        self.ended = asyncio.Event()
+        self._make = make
+        self._max_restarts = max_restarts
+        self._clock = clock
+        self._on_change = on_change
+        self._history = History()
+        self._replica: Replica | None = None
+        self._ready_at: float | None = None
+        self._keeping: asyncio.Task[None] | None = None
+
+    async def start(self, progress: Progress) -> Ready:
+        """Starts the first life and keeps it from then on. Raises TandemError if it won't start."""
+        ready = await self._launch(progress)
+        self._keeping = asyncio.create_task(self._keep(), name=f"keep {self.name}")
+        return ready
+
+    async def drain(self, timeout_s: float) -> None:
+        """Ends the keeping, and lets the present life finish what it has."""
+        await self._let_go()
+        if self._replica is not None and self._ready_at is not None:
+            await _shielded(self.name, "drain", self._replica.drain(timeout_s))
+
+    async def stop(self, grace_s: float) -> None:
+        """Ends the present life and gives back what it held. Idempotent."""
+        await self._let_go()
+        if self._replica is not None and self._ready_at is not None:
+            await _shielded(self.name, "stop", self._replica.stop(grace_s))
+        await self._discard()
+
+    async def _launch(self, progress: Progress) -> Ready:
+        self._replica = self._make()
+        ready = await self._replica.start(progress)
+        self._ready_at = self._clock.now()
+        self._on_change(self.name, ready)
+        return ready
+
+    async def _keep(self) -> None:
+        while await self._one_life():
+            pass
+        self.ended.set()
+
+    async def _one_life(self) -> bool:
+        """Waits for the failure and repairs it; False if that is no longer allowed."""
+        assert self._replica is not None
+        if self._ready_at is not None:
+            reason = await self._replica.wait_failed()
+            log.warning("%s failed: %s", self.name, reason)
+        ready_s = 0.0 if self._ready_at is None else self._clock.now() - self._ready_at
+        self._on_change(self.name, None)
+        await self._discard()
+        decision = after_failure(self._history, ready_s=ready_s, max_restarts=self._max_restarts)
+        if isinstance(decision, GiveUp):
+            log.error("%s is given up after %d restarts", self.name, decision.num_restarts)
+            return False
+        self._history = decision.history
+        await self._relaunch(decision.delay_s)
+        return True
+
+    async def _relaunch(self, delay_s: float) -> None:
+        if delay_s:
+            log.info("%s is started again in %g s", self.name, delay_s)
+            await asyncio.sleep(delay_s)
+        try:
+            await self._launch(lambda line: log.info("%s: %s", self.name, line))
+        except TandemError as error:
+            log.warning("%s did not start: %s", self.name, error.message)
+
+    async def _discard(self) -> None:
+        replica, self._replica, self._ready_at = self._replica, None, None
+        if replica is not None:
+            await replica.discard()
+
+    async def _let_go(self) -> None:
+        keeping, self._keeping = self._keeping, None
+        if keeping is not None:
+            keeping.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await keeping
+
+
+async def _shielded(name: str, what: str, work: Awaitable[None]) -> None:
+    """A process that dies while it is being stopped is stopped."""
+    try:
+        await work
+    except TandemError as error:
+        log.warning("%s: %s failed: %s", name, what, error.message)

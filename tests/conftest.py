@@ -1,0 +1,34 @@
+"""Fixtures that several packages need: real servers, started once for a session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import redis_server
+
+
+@pytest.fixture(scope="session")
+def redis_binary() -> redis_server.Binary:
+    """A redis-server that runs here, fetched if need be."""
+    return redis_server.locate()
+
+
+@pytest.fixture(scope="session")
+def redis_url(redis_binary: redis_server.Binary) -> Iterator[str]:
+    """A real Redis, shared by the session: use a namespace of your own."""
+    with redis_server.running(redis_binary) as server:
+        yield server.url
+
+
+@pytest.fixture(scope="session")
+def ray_session() -> Iterator[None]:
+    """A private Ray cluster, shared by the session."""
+    from cluster.ray_session import open_session
+    from core.config import ClusterConfig
+
+    session = open_session(ClusterConfig(), num_cpus=8)
+    try:
+        yield
+    finally:
+        session.close()
