@@ -146,6 +146,7 @@ class BlockPool:
 
         The blocks are held throughout, so nothing can take them in between.
         """
+        assert source != target, f"{source} can't move to itself"
         assert target.kind is not HolderKind.IMPORT, "known content can't become an import"
         for block in list(self._blocks_of.get(source, ())):
             if self.is_held_by(target, block):

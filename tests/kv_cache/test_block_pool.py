@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from kv_cache.block_pool import BlockPool, Holder, HolderKind, OutOfBlocksError
+from kv_cache.block_pool import BlockPool, BlockState, Holder, HolderKind, OutOfBlocksError
 
 A = Holder(HolderKind.SEQUENCE, "a")
 B = Holder(HolderKind.SEQUENCE, "b")
@@ -252,3 +254,49 @@ def test_growing_sequences_exhaust_the_pool_and_preemption_frees_it() -> None:
     pool.release(B)
     pool.allocate(A, 4)
     assert states(pool) == {"running": 8}
+
+
+def damage_the_free_list(pool: BlockPool) -> None:
+    pool._free.popleft()
+
+
+def damage_a_holder_count(pool: BlockPool) -> None:
+    pool._num_holders[HolderKind.SEQUENCE][0] += 1
+
+
+def damage_the_state_counts(pool: BlockPool) -> None:
+    pool._num_by_state[BlockState.LEASED] += 1
+
+
+def damage_the_eviction_order(pool: BlockPool) -> None:
+    pool._cached.popitem()
+
+
+def damage_the_index(pool: BlockPool) -> None:
+    pool._index._block_of.clear()
+
+
+def damage_a_holder(pool: BlockPool) -> None:
+    pool._blocks_of[B] = {3: None}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        damage_the_free_list,
+        damage_a_holder_count,
+        damage_the_state_counts,
+        damage_the_eviction_order,
+        damage_the_index,
+        damage_a_holder,
+    ],
+)
+def test_the_integrity_check_notices_damage(damage: Callable[[BlockPool], None]) -> None:
+    pool = BlockPool(4, 16)
+    blocks = pool.allocate(A, 2)
+    pool.publish(blocks[1], key(1))
+    pool.release(A, blocks[1:])
+    pool.check_integrity()
+    damage(pool)
+    with pytest.raises(AssertionError):
+        pool.check_integrity()
