@@ -15,8 +15,9 @@ import torch
 
 from engine.top_tokens import top_tokens
 
-# Most filters leave fewer tokens than this, and finding that many costs 1/15 of sorting them all.
-_FEW = 512
+# How many candidates are looked at, until they are enough: most filters leave few tokens, and
+# finding the best 512 of 49,152 takes 1/15 of the time of sorting all, the best 4,096 1/4.
+_WIDTHS = (512, 4096)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,9 @@ class Draws:
 
     def weights(self, logits: torch.Tensor) -> torch.Tensor:
         """Unnormalised probabilities of some or all of the rows' logits, [n, any] float32."""
-        return torch.exp((logits - self.best[:, None]) / self.temperature[:, None])
+        distances = logits - self.best[:, None]
+        # In place: at these sizes fresh memory costs more than the arithmetic.
+        return distances.div_(self.temperature[:, None]).exp_()
 
 
 def draw(draws: Draws) -> torch.Tensor:
@@ -65,20 +68,18 @@ def draw_filtered(draws: Draws, filters: Filters) -> torch.Tensor:
     vocab_size = draws.logits.shape[-1]
     totals = _totals(draws, filters)
     chosen = torch.empty_like(filters.top_k)
-    unbounded = filters.top_k == vocab_size
-    pending = torch.nonzero(unbounded | (filters.top_k <= _FEW))[:, 0]
-    rest = torch.nonzero(~unbounded & (filters.top_k > _FEW))[:, 0]
-    if len(pending) and vocab_size > _FEW:
-        token_ids, complete = _draw_among(
-            draws.rows(pending), filters.rows(pending), totals[pending], _FEW
-        )
-        chosen[pending] = token_ids
-        pending = pending[~complete]
-    pending = torch.cat([pending, rest])
-    if len(pending):
-        chosen[pending], _ = _draw_among(
-            draws.rows(pending), filters.rows(pending), totals[pending], vocab_size
-        )
+    pending = torch.arange(len(chosen), device=chosen.device)
+    for width in (*(w for w in _WIDTHS if w < vocab_size), vocab_size):
+        top_k = filters.top_k[pending]
+        fits = (top_k <= width) | (top_k == vocab_size)
+        index = pending[fits]
+        if len(index):
+            chosen[index], complete = _draw_among(
+                draws.rows(index), filters.rows(index), totals[index], width
+            )
+            pending = torch.cat([index[~complete], pending[~fits]])
+        if not len(pending):
+            break
     return chosen
 
 
