@@ -49,6 +49,10 @@ class ModelConfig(_Section):
     """Never touch the network; use only what is already on disk."""
     cache_dir: str | None = None
     """Where fetched models are kept; unset: ~/.cache/tandem/models."""
+    hub_endpoint: str | None = None
+    """Another address of the model hub (a mirror); unset: the hub library's own."""
+    download_timeout_s: PositiveFloat = 1800.0
+    """Deadline of fetching a model, or of waiting for another process that fetches it."""
 
 
 class CacheConfig(_Section):
@@ -230,6 +234,14 @@ def load_config(
         return Config.model_validate(values)
     except ValidationError as error:
         raise ConfigError(_explain(error)) from None
+
+
+def model_cache_dir(config: ModelConfig, environ: Mapping[str, str] | None = None) -> Path:
+    """Where fetched models are kept: the setting, else under the user's cache directory."""
+    if config.cache_dir is not None:
+        return Path(config.cache_dir).expanduser()
+    home = (os.environ if environ is None else environ).get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "tandem" / "models"
 
 
 def _read_file(file: Path) -> dict[str, dict[str, Any]]:
