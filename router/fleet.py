@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 
 from core.load import LoadReport
+from router.leg_event import OnLegEnd
 from router.policy import Demand, NoPair, PolicySettings, WorkerView, choose_pair
 from router.policy import Pair as ChosenPair
 from router.prefix_map import PrefixMap
@@ -21,9 +22,14 @@ class Fleet:
     """Owns one session for each incarnation of a worker. Lives on one event loop."""
 
     def __init__(
-        self, session_settings: SessionSettings, policy: PolicySettings, prefixes: PrefixMap
+        self,
+        session_settings: SessionSettings,
+        policy: PolicySettings,
+        prefixes: PrefixMap,
+        on_leg_end: OnLegEnd,
     ) -> None:
         self._session_settings = session_settings
+        self._on_leg_end = on_leg_end
         self._policy = policy
         self._prefixes = prefixes
         self._sessions: dict[str, WorkerSession] = {}
@@ -96,7 +102,7 @@ class Fleet:
             await asyncio.wait(tasks)
 
     def _open(self, epoch: str, member: Member) -> None:
-        session = WorkerSession(member, self._session_settings, self._changed)
+        session = WorkerSession(member, self._session_settings, self._changed, self._on_leg_end)
         self._sessions[epoch] = session
         task = asyncio.create_task(session.run(), name=f"session {member.worker_id}")
         self._tasks[epoch] = task

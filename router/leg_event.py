@@ -33,5 +33,9 @@ class FromLeg:
         return self.event.transfer_id
 
 
+LegEnd = AttemptDone | AttemptFailed
+OnLegEnd = Callable[[Phase, LegEnd], None]
+"""Hears every end of a leg, also those whose request no longer listens (for metrics)."""
+
 Sink = Callable[[FromLeg], None]
 """Takes an event at once and never blocks."""

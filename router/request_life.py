@@ -8,8 +8,8 @@
               unfinished choices queue again and go on from prompt + emitted, up to max_attempts
     close     always, whatever ended the loop (finished, error, client gone): cancel what still runs
 
-One task, one loop, one mailbox. A choice that has emitted is resumed by an attempt of its own; those
-that have not yet share one. What a client has seen is never computed again.
+One task, one loop, one mailbox. A choice that has emitted is resumed by an attempt of its own;
+those that have not yet share one. What a client has seen is never computed again.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ SEED_RANGE = 2**63
 class ChatPrompt:
     """Messages for the model's chat template."""
 
-    messages: tuple[Mapping[str, str], ...]
+    messages: tuple[Mapping[str, object], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

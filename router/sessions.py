@@ -22,10 +22,10 @@ import grpc.aio
 from core.compat import PROTOCOL_VERSION
 from core.handoff import Handoff
 from core.load import LoadReport
-from core.request import Attempt
+from core.request import Attempt, AttemptDone, AttemptFailed
 from protos import codec, worker_pb2, worker_pb2_grpc
 from router.assignments import Assignment, Assignments
-from router.leg_event import FromLeg, Sink, WorkerLost
+from router.leg_event import FromLeg, OnLegEnd, Sink, WorkerLost
 from router.policy import WorkerView
 from state.store import Member
 
@@ -61,13 +61,18 @@ class WorkerSession:
     """The router's only way to one incarnation of a worker. Lives on one event loop."""
 
     def __init__(
-        self, member: Member, settings: SessionSettings, on_change: Callable[[], None]
+        self,
+        member: Member,
+        settings: SessionSettings,
+        on_change: Callable[[], None],
+        on_leg_end: OnLegEnd,
     ) -> None:
         self.member = member
         self.retired = False
         """No longer a member: finishes what it has, gets nothing new."""
         self._settings = settings
         self._on_change = on_change
+        self._on_leg_end = on_leg_end
         self._info: worker_pb2.WorkerInfo | None = None
         self._load = LoadReport(ready=False)
         self._assignments = Assignments()
@@ -225,6 +230,8 @@ class WorkerSession:
                 self._assignments.reported()
                 self._on_change()
                 continue
+            if isinstance(event, AttemptDone | AttemptFailed):
+                self._on_leg_end(self.member.role, event)
             sink = self._sinks.get(event.transfer_id)
             if sink is not None:
                 sink(FromLeg(self.member.role, event))

@@ -1,0 +1,205 @@
+"""The router's metrics: what clients saw, and what workers report about themselves.
+
+Every label has few values: outcomes and reasons come from closed sets, worker ids from membership.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from core import metric_names as names
+from core.errors import TransferError
+from core.load import LoadReport
+from core.request import AttemptDone, Phase
+from router.leg_event import LegEnd
+from router.request_life import RequestLife
+from state.store import Member
+
+SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300)
+TOKEN_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2, 5)
+
+OUTCOMES = frozenset(
+    [
+        "finished",
+        "cancelled",
+        "invalid_request",
+        "context_length_exceeded",
+        "model_not_found",
+        "service_unavailable",
+        "rate_limit_exceeded",
+        "deadline_exceeded",
+        "worker_lost",
+        "transfer_failed",
+        "internal_error",
+    ]
+)
+TRANSFER_REASONS = frozenset(
+    [
+        "timeout",
+        "peer_lost",
+        "epoch_mismatch",
+        "unknown_transfer",
+        "lease_expired",
+        "corrupt",
+        "incompatible",
+        "aborted",
+    ]
+)
+OTHER = "other"
+
+Loads = Callable[[], Iterable[tuple[Member, LoadReport]]]
+
+
+class RouterMetrics:
+    """Owns a registry of its own, so that several routers fit into one process."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._requests = self._counter(
+            names.REQUESTS_TOTAL, "Requests by how they ended", "outcome"
+        )
+        self._running = Gauge(
+            names.REQUESTS_RUNNING, "Requests in the house", registry=self.registry
+        )
+        self._ttft = self._histogram(names.TTFT_SECONDS, "Client's time to first token")
+        self._queue = self._histogram(names.TTFT_QUEUE_SECONDS, "TTFT: waiting")
+        self._tokenize = self._histogram(names.TTFT_TOKENIZE_SECONDS, "TTFT: tokenising")
+        self._prefill = self._histogram(names.TTFT_PREFILL_SECONDS, "TTFT: prefill")
+        self._gap = self._histogram(names.HANDOFF_GAP_SECONDS, "First token to second token")
+        self._total = self._histogram(names.E2E_SECONDS, "Request to last token")
+        self._inter_token = self._histogram(
+            names.INTER_TOKEN_SECONDS, "Time between tokens of one choice", TOKEN_SECONDS
+        )
+        self._prompt_tokens = self._counter(names.PROMPT_TOKENS_TOTAL, "Prompt tokens")
+        self._cached_tokens = self._counter(
+            names.CACHED_TOKENS_TOTAL, "Prompt tokens found in a prefix cache"
+        )
+        self._output_tokens = self._counter(names.OUTPUT_TOKENS_TOTAL, "Tokens sent to clients")
+        self._retries = self._counter(names.RETRIES_TOTAL, "Attempts after a choice's first")
+        self._cancels = self._counter(names.CANCELS_TOTAL, "Requests whose client left")
+        self._transfer = self._histogram(names.TRANSFER_SECONDS, "Pull opened to last block")
+        self._handoff = self._histogram(
+            names.KV_HANDOFF_SECONDS, "End of P's last chunk to D's first step"
+        )
+        self._transfer_failures = self._counter(
+            names.TRANSFER_FAILURES_TOTAL, "KV transfers that failed, by reason", "reason"
+        )
+
+    def watch_workers(self, loads: Loads) -> None:
+        """Shows the last load report of each worker; `loads` is asked at every scrape."""
+        self.registry.register(_WorkerCollector(loads))
+
+    def render(self) -> bytes:
+        """The registry in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def started(self) -> None:
+        self._running.inc()
+
+    def tokens(self, count: int, since_last_s: float | None) -> None:
+        """Tokens of one choice left together; `since_last_s` is None for its first ones."""
+        self._output_tokens.inc(count)
+        if since_last_s is not None:
+            for _ in range(count):
+                self._inter_token.observe(since_last_s / count)
+
+    def finished(self, outcome: str, life: RequestLife | None) -> None:
+        """A request is over; without a life it never got past the door."""
+        self._running.dec()
+        self._requests.labels(outcome if outcome in OUTCOMES else OTHER).inc()
+        if outcome == "cancelled":
+            self._cancels.inc()
+        if life is not None:
+            self._prompt_tokens.inc(len(life.request.token_ids))
+            self._cached_tokens.inc(life.num_cached_tokens)
+            self._retries.inc(life.num_retries)
+            self._observe_timings(life)
+
+    def leg_ended(self, phase: Phase, event: LegEnd) -> None:
+        """A worker's word at the end of a leg: how the KV travelled."""
+        if isinstance(event, AttemptDone):
+            if phase is Phase.DECODE and event.timings.transfer_s > 0:
+                self._transfer.observe(event.timings.transfer_s)
+                self._handoff.observe(event.timings.handoff_s)
+        elif event.code == TransferError.code:
+            reason = event.reason if event.reason in TRANSFER_REASONS else OTHER
+            self._transfer_failures.labels(reason).inc()
+
+    def _observe_timings(self, life: RequestLife) -> None:
+        timings = life.timeline.timings()
+        for histogram, seconds in (
+            (self._ttft, timings.ttft_s),
+            (self._queue, timings.queue_s),
+            (self._tokenize, timings.tokenize_s),
+            (self._prefill, timings.prefill_s),
+            (self._gap, timings.handoff_gap_s),
+            (self._total, timings.total_s),
+        ):
+            if seconds is not None:
+                histogram.observe(seconds)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...] = SECONDS) -> Histogram:
+        return Histogram(name, text, buckets=buckets, registry=self.registry)
+
+
+class _WorkerCollector(Collector):
+    """Turns load reports into gauges at the moment of the scrape: no stale worker is shown."""
+
+    def __init__(self, loads: Loads) -> None:
+        self._loads = loads
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        loads = [(member.worker_id, member.role.value, load) for member, load in self._loads()]
+        yield _blocks(loads)
+        yield _gauge(names.WORKER_RUNNING, "Sequences running", loads, lambda r: r.num_running)
+        yield _gauge(names.WORKER_WAITING, "Sequences waiting", loads, lambda r: r.num_waiting)
+        yield _gauge(
+            names.WORKER_KV_UNFILLED_SLOTS,
+            "Token slots allocated and not filled, imports apart",
+            loads,
+            lambda r: r.kv_unfilled_slots,
+        )
+        yield _gauge(
+            names.WORKER_LAST_STEP_AGE_SECONDS,
+            "Age of the last step while work is pending",
+            loads,
+            lambda r: r.last_step_age_s,
+        )
+        preemptions = CounterMetricFamily(
+            names.WORKER_PREEMPTIONS_TOTAL, "Preempted sequences", labels=("worker", "role")
+        )
+        for worker_id, role, load in loads:
+            preemptions.add_metric((worker_id, role), load.num_preemptions)
+        yield preemptions
+
+
+_WorkerLoads = list[tuple[str, str, LoadReport]]
+
+
+def _blocks(loads: _WorkerLoads) -> Metric:
+    family = GaugeMetricFamily(
+        names.WORKER_KV_BLOCKS, "KV blocks by state", labels=("worker", "role", "state")
+    )
+    for worker_id, role, load in loads:
+        for state, count in sorted(load.kv_blocks.items()):
+            family.add_metric((worker_id, role, state), count)
+    return family
+
+
+def _gauge(
+    name: str, text: str, loads: _WorkerLoads, value: Callable[[LoadReport], float]
+) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=("worker", "role"))
+    for worker_id, role, load in loads:
+        family.add_metric((worker_id, role), value(load))
+    return family
