@@ -1,0 +1,238 @@
+"""The worker's gRPC face: sessions of routers in, messages for the step loop out, and back.
+
+    hello           refused unless it names this epoch; answered with a welcome
+    prefill/decode  the attempt belongs to the session from now on; posted to the step loop
+    events          come from the step loop, go to the session that owns the attempt
+    load            sent when something changed, at most every `load_report_s`
+    end             by either side: every attempt the session still owns is cancelled
+
+Everything here runs on the event loop; only `deliver` may be called from elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import TypeAlias
+
+import grpc
+
+from cluster.worker_drain import DrainGate
+from core.compat import PROTOCOL_VERSION
+from core.load import LoadReport
+from core.request import Attempt, AttemptDone, AttemptFailed
+from engine.intake import failed
+from engine.role import Cancel, Submit
+from engine.step_loop import StepLoop
+from kv_cache.block_pool import BlockPool
+from protos import codec, worker_pb2, worker_pb2_grpc
+
+SessionContext: TypeAlias = (
+    "grpc.aio.ServicerContext[worker_pb2.SessionRequest, worker_pb2.SessionEvent]"
+)
+
+_MAX_UNREAD_EVENTS = 65_536
+"""A router that reads nothing is cut off here; its attempts would only pile up."""
+
+
+class RouterSession:
+    """One router's stream: the events it has not read yet."""
+
+    def __init__(self) -> None:
+        self._unread: list[codec.WorkerEvent] = []
+        self._arrived = asyncio.Event()
+        self.overrun = False
+
+    def put(self, events: list[codec.WorkerEvent]) -> None:
+        self._unread += events
+        self.overrun = self.overrun or len(self._unread) > _MAX_UNREAD_EVENTS
+        self._arrived.set()
+
+    async def take(self, timeout_s: float) -> list[codec.WorkerEvent]:
+        """What has arrived, waiting at most `timeout_s` for something."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._arrived.wait(), timeout_s)
+        self._arrived.clear()
+        events, self._unread = self._unread, []
+        return events
+
+
+class WorkerService(worker_pb2_grpc.WorkerServicer):
+    """Serves `Worker` for one role in one process."""
+
+    def __init__(
+        self,
+        describe: Callable[[], worker_pb2.WorkerInfo],
+        step_loop: StepLoop,
+        pool: BlockPool,
+        gate: DrainGate,
+        *,
+        load: Callable[[], LoadReport],
+        load_report_s: float,
+    ) -> None:
+        self._describe = describe
+        self._step_loop = step_loop
+        self._pool = pool
+        self._gate = gate
+        self._load = load
+        self._load_report_s = load_report_s
+        self._owner: dict[str, RouterSession] = {}
+
+    def deliver(self, events: list[codec.WorkerEvent]) -> None:
+        """Hands the step loop's events to the sessions that own their attempts."""
+        by_session: dict[int, tuple[RouterSession, list[codec.WorkerEvent]]] = {}
+        for event in events:
+            assert not isinstance(event, LoadReport), "load reports are per session"
+            session = self._owner.get(event.transfer_id)
+            if session is None:
+                continue  # its router went away
+            by_session.setdefault(id(session), (session, []))[1].append(event)
+            if isinstance(event, AttemptDone | AttemptFailed):
+                del self._owner[event.transfer_id]
+        for session, own in by_session.values():
+            session.put(own)
+
+    async def Describe(
+        self,
+        request: worker_pb2.DescribeRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.DescribeRequest, worker_pb2.WorkerInfo],
+    ) -> worker_pb2.WorkerInfo:
+        return self._describe()
+
+    async def Session(
+        self,
+        request_iterator: AsyncIterator[worker_pb2.SessionRequest],
+        context: SessionContext,
+    ) -> AsyncIterator[worker_pb2.SessionEvent]:
+        welcome = self._describe()
+        await _check_hello(await anext(request_iterator, None), welcome, context)
+        session = RouterSession()
+        reader = asyncio.create_task(self._read(session, request_iterator))
+        try:
+            yield worker_pb2.SessionEvent(welcome=welcome)
+            async for message in self._write(session, reader):
+                yield message
+        finally:
+            reader.cancel()
+            self._abandon(session)
+        if session.overrun:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "events are not being read")
+
+    async def Drain(
+        self,
+        request: worker_pb2.DrainRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.DrainRequest, worker_pb2.DrainReply],
+    ) -> worker_pb2.DrainReply:
+        remaining = await self._gate.drain(request.deadline_s)
+        return worker_pb2.DrainReply(drained=remaining == 0, num_remaining=remaining)
+
+    async def AuditKv(
+        self,
+        request: worker_pb2.AuditKvRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.AuditKvRequest, worker_pb2.AuditKvReply],
+    ) -> worker_pb2.AuditKvReply:
+        """Runs in the step loop, between steps: the only place where the pool stands still."""
+        done: asyncio.Future[worker_pb2.AuditKvReply] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self._step_loop.call(lambda: loop.call_soon_threadsafe(_resolve, done, audit(self._pool)))
+        return await asyncio.wait_for(done, context.time_remaining())
+
+    async def _read(
+        self, session: RouterSession, requests: AsyncIterator[worker_pb2.SessionRequest]
+    ) -> None:
+        async for request in requests:
+            match request.WhichOneof("kind"):
+                case "prefill":
+                    self._submit(session, Submit(codec.attempt_from_wire(request.prefill)))
+                case "decode":
+                    attempt = codec.attempt_from_wire(request.decode.attempt)
+                    handoff = None
+                    if request.decode.HasField("handoff"):
+                        handoff = codec.handoff_from_wire(request.decode.handoff)
+                    self._submit(session, Submit(attempt, handoff))
+                case "cancel":
+                    cancel = request.cancel
+                    self._step_loop.post(Cancel(cancel.transfer_id, tuple(cancel.choices)))
+
+    def _submit(self, session: RouterSession, submit: Submit) -> None:
+        refusal = self._refuse(submit.attempt)
+        if refusal is not None:
+            session.put([refusal])
+            return
+        self._owner[submit.attempt.transfer_id] = session
+        self._step_loop.post(submit)
+
+    def _refuse(self, attempt: Attempt) -> AttemptFailed | None:
+        if attempt.transfer_id in self._owner:
+            return failed(attempt.transfer_id, "duplicate", "this transfer id is in use")
+        if self._gate.draining:
+            message = "this worker is draining"
+            return failed(attempt.transfer_id, "draining", message, retryable=True)
+        return None
+
+    async def _write(
+        self, session: RouterSession, reader: asyncio.Task[None]
+    ) -> AsyncIterator[worker_pb2.SessionEvent]:
+        """Events as they come, and the load whenever it changed; ends with the reader."""
+        reported: LoadReport | None = None
+        while not session.overrun:
+            events = await session.take(self._load_report_s)
+            for message in codec.events_to_wire(events):
+                yield message
+            load = self._load()
+            if load != reported:
+                reported = load
+                yield worker_pb2.SessionEvent(load=codec.load_to_wire(load))
+            if reader.done():
+                return
+
+    def _abandon(self, session: RouterSession) -> None:
+        owned = [key for key, owner in self._owner.items() if owner is session]
+        for transfer_id in owned:
+            del self._owner[transfer_id]
+            self._step_loop.post(Cancel(transfer_id))
+
+
+def audit(pool: BlockPool) -> worker_pb2.AuditKvReply:
+    """The pool's blocks by state and holder, and whether its books agree."""
+    problem = ""
+    try:
+        pool.check_integrity()
+    except AssertionError as error:
+        problem = str(error)
+    holders = [
+        worker_pb2.AuditKvReply.Holder(kind=holder.kind, id=holder.id, num_blocks=num_blocks)
+        for holder, num_blocks in pool.holders()
+    ]
+    return worker_pb2.AuditKvReply(
+        blocks_by_state=pool.blocks_by_state(),
+        num_blocks=pool.num_blocks,
+        holders=holders,
+        consistent=not problem,
+        problem=problem,
+    )
+
+
+async def _check_hello(
+    request: worker_pb2.SessionRequest | None,
+    welcome: worker_pb2.WorkerInfo,
+    context: SessionContext,
+) -> None:
+    if request is None or request.WhichOneof("kind") != "hello":
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a session begins with a hello")
+    assert request is not None
+    hello = request.hello
+    if hello.protocol_version != PROTOCOL_VERSION:
+        message = f"protocol {hello.protocol_version}; this worker speaks {PROTOCOL_VERSION}"
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
+    if hello.expected_epoch and hello.expected_epoch != welcome.epoch:
+        message = f"epoch {hello.expected_epoch} is over; this is {welcome.epoch}"
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
+
+
+def _resolve(
+    future: asyncio.Future[worker_pb2.AuditKvReply], reply: worker_pb2.AuditKvReply
+) -> None:
+    if not future.done():
+        future.set_result(reply)

@@ -1,0 +1,1 @@
+"""The decode role: admission, pull, continuous batching, preemption, local prefill."""

@@ -1,0 +1,107 @@
+"""A step plan flattened into arrays: no padding of tokens, no Python object per token.
+
+Everything a rank needs for a step is in `StepInput`, as plain numpy arrays, so that it can travel
+to the other ranks of a group as it is; sampling needs sequences and stays with the leader.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.plan import PlannedChunk, StepPlan
+from engine.sampler import SampleRow
+
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    """T tokens of n sequences, of which the first `num_decode` have one token each."""
+
+    token_ids: Int64  # [T]
+    positions: Int64  # [T]
+    query_starts: Int32  # [n + 1], offsets into T
+    context_lens: Int32  # [n], tokens with KV after this step
+    block_tables: Int32  # [n, max_blocks], 0 where unused or outside the window
+    slot_mapping: Int64  # [T], block x block_size + offset
+    logits_rows: Int64  # [R], indices into T
+    num_decode: int
+
+
+def flatten(plan: StepPlan, block_size: int) -> StepInput:
+    """Arrays for `plan`. Every chunk's blocks must have been allocated."""
+    chunks = plan.chunks
+    lengths = np.array([c.num_tokens for c in chunks], dtype=np.int32)
+    starts = np.array([c.sequence.num_computed for c in chunks], dtype=np.int32)
+    query_starts = np.zeros(len(chunks) + 1, dtype=np.int32)
+    np.cumsum(lengths, out=query_starts[1:])
+    row_of_token = np.repeat(np.arange(len(chunks)), lengths)
+    offsets = np.arange(query_starts[-1]) - query_starts[row_of_token]
+    positions = offsets.astype(np.int64) + starts[row_of_token]
+    tables = _block_tables(chunks)
+    blocks = tables[row_of_token, positions // block_size].astype(np.int64)
+    sampled = [row for row, chunk in enumerate(chunks) if chunk.sample_choices]
+    return StepInput(
+        token_ids=_token_ids(plan),
+        positions=positions,
+        query_starts=query_starts,
+        context_lens=starts + lengths,
+        block_tables=tables,
+        slot_mapping=blocks * block_size + positions % block_size,
+        logits_rows=(query_starts[1:][sampled] - 1).astype(np.int64),
+        num_decode=plan.num_decode,
+    )
+
+
+def sample_rows(plan: StepPlan, eos_token_ids: tuple[int, ...]) -> list[SampleRow]:
+    """One row per (chunk, choice) that samples, in the plan's order."""
+    rows: list[SampleRow] = []
+    logits_row = 0
+    for chunk in plan.chunks:
+        rows += [_sample_row(chunk, c, logits_row, eos_token_ids) for c in chunk.sample_choices]
+        logits_row += bool(chunk.sample_choices)
+    return rows
+
+
+def _sample_row(
+    chunk: PlannedChunk, choice: int, logits_row: int, eos_token_ids: tuple[int, ...]
+) -> SampleRow:
+    sequence = chunk.sequence
+    params = sequence.sampling
+    penalised = (
+        params.repetition_penalty != 1.0
+        or params.presence_penalty != 0.0
+        or params.frequency_penalty != 0.0
+    )
+    split = sequence.attempt.num_prompt_tokens
+    return SampleRow(
+        params=params,
+        choice=choice,
+        position=sequence.num_output_tokens,
+        prompt_token_ids=sequence.token_ids[:split] if penalised else (),
+        output_token_ids=sequence.token_ids[split:] if penalised else (),
+        logits_row=logits_row,
+        eos_token_ids=eos_token_ids,
+    )
+
+
+def _block_tables(chunks: tuple[PlannedChunk, ...]) -> Int32:
+    views = [c.sequence.block_table.view() for c in chunks]
+    tables = np.zeros((len(chunks), max(len(v) for v in views)), dtype=np.int32)
+    for row, view in enumerate(views):
+        tables[row, : len(view)] = view
+    return np.maximum(tables, 0, out=tables)
+
+
+def _token_ids(plan: StepPlan) -> Int64:
+    decode = [c.sequence.token_ids[c.sequence.num_computed] for c in plan.chunks[: plan.num_decode]]
+    parts = [np.array(decode, dtype=np.int64)]
+    for chunk in plan.chunks[plan.num_decode :]:
+        start = chunk.sequence.num_computed
+        ids = chunk.sequence.token_ids[start : start + chunk.num_tokens]
+        parts.append(np.array(ids, dtype=np.int64))
+    return np.concatenate(parts)

@@ -1,0 +1,69 @@
+"""What a worker's role is to the step loop that drives it.
+
+All methods are called by the step loop's thread only. A role decides (through its pure scheduler)
+and applies the consequences to the pool and the transfers; it never computes and never waits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from core.handoff import Handoff
+from core.load import LoadReport
+from core.request import Attempt
+from engine.plan import StepPlan
+from engine.sampler import Sampled
+from kv_cache.block_pool import BlockPool
+from protos.codec import WorkerEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Run this attempt; on a decode worker `handoff` says where the prompt's KV is."""
+
+    attempt: Attempt
+    handoff: Handoff | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Stop the attempt, or some of its choices. May arrive before the attempt, or again."""
+
+    transfer_id: str
+    choices: tuple[int, ...] = ()
+
+
+class Role(Protocol):
+    """Prefill or decode."""
+
+    pool: BlockPool
+
+    def handle(self, message: object, now: float) -> None:
+        """Takes a `Submit`, a `Cancel`, or an event of the role's own transfers."""
+        ...
+
+    def schedule(self, now: float) -> StepPlan | None:
+        """The next step, with all its blocks allocated; None if nothing can be computed now."""
+        ...
+
+    def complete(self, plan: StepPlan, sampled: list[Sampled], now: float) -> None:
+        """Takes what the step sampled, one for each (chunk, choice) of the plan in order."""
+        ...
+
+    def take_events(self) -> list[WorkerEvent]:
+        """Events for routers since the last call, in order."""
+        ...
+
+    def next_deadline(self) -> float | None:
+        """When `schedule` must be called again even if nothing arrives."""
+        ...
+
+    def load(self) -> LoadReport:
+        """The load now; the step loop fills in what only it knows."""
+        ...
+
+    @property
+    def num_unfinished(self) -> int:
+        """Attempts and leases that a drain waits for."""
+        ...

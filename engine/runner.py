@@ -1,0 +1,98 @@
+"""Runs steps on this rank: model, KV storage and sampler behind the `Executor` protocol."""
+
+from __future__ import annotations
+
+import resource
+import sys
+
+import numpy as np
+import torch
+from tandem_kernels.interface import AttentionMeta
+
+from engine.batch import StepInput
+from engine.sampler import Sampled, Sampler, SampleRow
+from kv_cache.storage import KVStorage
+from model.llama import CausalLM
+
+
+class ModelRunner:
+    """Computes the tokens of a step, writes their KV, samples where the plan says so."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        storage: KVStorage,
+        sampler: Sampler,
+        *,
+        device: torch.device,
+        window: int | None,
+    ) -> None:
+        self._model = model
+        self._storage = storage
+        self._sampler = sampler
+        self._device = device
+        self._window = window
+
+    def execute(self, step: StepInput, rows: list[SampleRow]) -> list[Sampled]:
+        """One token for each row, in order. Rows may share logits, as choices of one prompt do."""
+        with torch.inference_mode():
+            hidden = self._model.forward(
+                self._tensor(step.token_ids),
+                self._tensor(step.positions),
+                self._meta(step),
+                self._storage,
+            )  # [T, hidden]
+            if not rows:
+                return []
+            logits = self._model.logits(hidden[self._tensor(step.logits_rows)])  # [R, vocab]
+            return self._sampler.sample(logits, rows)
+
+    def _meta(self, step: StepInput) -> AttentionMeta:
+        return AttentionMeta(
+            query_starts=self._tensor(step.query_starts),
+            context_lens=self._tensor(step.context_lens),
+            block_tables=self._tensor(step.block_tables),
+            slot_mapping=self._tensor(step.slot_mapping),
+            num_decode=step.num_decode,
+            max_context_len=int(step.context_lens.max()),
+            window=self._window,
+        )
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device, non_blocking=True)
+
+
+def profile_step(num_decode: int, chunk_tokens: int, block_size: int) -> StepInput:
+    """The largest step the schedulers may plan: decode rows and one full chunk of a prompt.
+
+    Every row writes to slots of its own and reads the chunk's blocks, so that it runs on a storage
+    of `profile_blocks` blocks.
+    """
+    num_blocks = profile_blocks(num_decode, chunk_tokens, block_size)
+    lengths = np.array([1] * num_decode + [chunk_tokens], dtype=np.int32)
+    query_starts = np.zeros(len(lengths) + 1, dtype=np.int32)
+    np.cumsum(lengths, out=query_starts[1:])
+    total = int(query_starts[-1])
+    return StepInput(
+        token_ids=np.zeros(total, dtype=np.int64),
+        positions=np.concatenate([np.zeros(num_decode), np.arange(chunk_tokens)]).astype(np.int64),
+        query_starts=query_starts,
+        context_lens=lengths,
+        block_tables=np.tile(np.arange(num_blocks, dtype=np.int32), (len(lengths), 1)),
+        slot_mapping=np.arange(total, dtype=np.int64),
+        logits_rows=(query_starts[1:] - 1).astype(np.int64),
+        num_decode=num_decode,
+    )
+
+
+def profile_blocks(num_decode: int, chunk_tokens: int, block_size: int) -> int:
+    """Blocks of the storage that `profile_step` runs on."""
+    return -(-(num_decode + chunk_tokens) // block_size)
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """The most memory this process has had in use on `device` so far."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

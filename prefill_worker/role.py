@@ -1,0 +1,316 @@
+"""The life of an attempt on a prefill worker.
+
+Submit                 refused (AttemptFailed), or waits in serving order
+first chunk scheduled  lease offered to pulls, Started(handoff) sent
+chunk ends             its full blocks go under the lease and are granted to the pull
+last chunk ends        first tokens of all choices sampled and sent, the pull closed with them,
+                       AttemptDone sent; the lease keeps the blocks
+lease ends             pulled, aborted, expired or link lost: blocks released; a prefill under
+                       way stops (AttemptFailed, retryable): nobody will fetch it
+Cancel, deadline       takes effect between chunks, whatever the stage
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Protocol
+
+from core.handoff import Handoff, Started
+from core.load import LoadReport
+from core.request import (
+    AttemptDone,
+    FinishReason,
+    LegTimings,
+    TokenEvent,
+)
+from engine.intake import Deadlines, Limits, Tombstones, failed, refuse
+from engine.plan import PlannedChunk, StepPlan, make_plan
+from engine.role import Cancel, Submit
+from engine.sampler import Sampled
+from engine.sequence import Sequence
+from engine.sequence_blocks import num_outside_window, num_unfilled_slots
+from engine.stop import finish_reason
+from kv_cache.block_hash import root_hash
+from kv_cache.block_pool import BlockPool, Holder, HolderKind
+from kv_transfer.events import FirstToken, LeaseEnded
+from prefill_worker.scheduler import PrefillScheduler
+from protos.codec import WorkerEvent
+
+
+class KVSender(Protocol):
+    """The sending half of `kv_transfer` as this role uses it; every method returns at once."""
+
+    def offer(
+        self, transfer_id: str, *, num_blocks: int, first_block: int, deadline: float
+    ) -> None:
+        """Opens a lease: pulls of this id are welcome until it ends."""
+        ...
+
+    def grant(self, transfer_id: str, first_block: int, blocks: Seq[int]) -> None:
+        """The prompt's blocks from index `first_block` on are complete, in these pool blocks."""
+        ...
+
+    def close(self, transfer_id: str, first_tokens: Seq[FirstToken]) -> None:
+        """Everything is granted; the pull ends once it has been sent."""
+        ...
+
+    def cancel(self, transfer_id: str, reason: str) -> None:
+        """Ends the lease early. `LeaseEnded` follows, as after every other end."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerIdentity:
+    """Who this worker is to its peers."""
+
+    worker_id: str
+    epoch: str
+    address: str
+    compat_key: str
+
+
+@dataclass(slots=True)
+class _Task:
+    sequence: Sequence
+    submitted_at: float
+    started_at: float | None = None
+    num_granted: int = 0
+
+
+class PrefillRole:
+    """Owns prompts from submission to first tokens, and leases from first chunk to release."""
+
+    def __init__(
+        self,
+        identity: WorkerIdentity,
+        pool: BlockPool,
+        scheduler: PrefillScheduler,
+        sender: KVSender,
+        limits: Limits,
+        *,
+        window: int | None,
+        eos_token_ids: tuple[int, ...],
+        lease_s: float,
+    ) -> None:
+        self.pool = pool
+        self._identity = identity
+        self._scheduler = scheduler
+        self._sender = sender
+        self._limits = limits
+        self._window = window
+        self._eos_token_ids = eos_token_ids
+        self._lease_s = lease_s
+        self._tasks: dict[str, _Task] = {}
+        self._leases: set[str] = set()
+        self._tombstones = Tombstones()
+        self._deadlines = Deadlines()
+        self._events: list[WorkerEvent] = []
+
+    def handle(self, message: object, now: float) -> None:
+        match message:
+            case Submit():
+                self._submit(message, now)
+            case Cancel():
+                self._cancel(message)
+            case LeaseEnded():
+                self._lease_ended(message)
+            case _:
+                raise AssertionError(f"a prefill role does not take {message!r}")
+
+    def schedule(self, now: float) -> StepPlan | None:
+        for transfer_id in self._deadlines.pop_expired(now):
+            self._fail(transfer_id, "deadline_exceeded", "the deadline passed during prefill")
+        chunks = self._scheduler.next_chunks()
+        for chunk in chunks:
+            self._start(chunk.sequence, now)
+        return make_plan(chunks)
+
+    def complete(self, plan: StepPlan, sampled: list[Sampled], now: float) -> None:
+        tokens = iter(sampled)
+        for chunk in plan.chunks:
+            drawn = [next(tokens) for _ in chunk.sample_choices]
+            self._grant(chunk)
+            if drawn:
+                self._finish(chunk, drawn, now)
+            else:
+                self._scheduler.release_outside_window(chunk.sequence)
+
+    def take_events(self) -> list[WorkerEvent]:
+        events, self._events = self._events, []
+        return events
+
+    def next_deadline(self) -> float | None:
+        return self._deadlines.next()
+
+    def load(self) -> LoadReport:
+        scheduler = self._scheduler
+        pending = [*scheduler.running, *scheduler.waiting]
+        return LoadReport(
+            num_waiting=len(scheduler.waiting),
+            num_running=len(scheduler.running),
+            waiting_prefill_tokens=sum(s.num_uncomputed for s in pending),
+            kv_blocks=self.pool.blocks_by_state(),
+            num_promised_blocks=scheduler.num_promised_blocks,
+            kv_unfilled_slots=num_unfilled_slots(self.pool, scheduler.running),
+        )
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self._tasks.keys() | self._leases)
+
+    def _submit(self, message: Submit, now: float) -> None:
+        attempt = message.attempt
+        transfer_id = attempt.transfer_id
+        if transfer_id in self._tombstones:
+            self._events.append(failed(transfer_id, "cancelled", "cancelled before it arrived"))
+            return
+        if transfer_id in self._tasks or transfer_id in self._leases:
+            self._events.append(failed(transfer_id, "duplicate", "this transfer id is in use"))
+            return
+        waiting = len(self._scheduler.waiting)
+        refusal = refuse(attempt, self._limits, num_waiting=waiting)
+        if refusal is not None:
+            self._events.append(refusal)
+            return
+        root = root_hash(self._identity.compat_key, attempt.cache_salt, attempt.adapter)
+        sequence = Sequence(attempt, attempt.choices, arrival=now, root=root)
+        self._tasks[transfer_id] = _Task(sequence, submitted_at=now)
+        self._deadlines.set(transfer_id, now + attempt.deadline_s)
+        self._scheduler.add(sequence)
+
+    def _cancel(self, message: Cancel) -> None:
+        """Some choices only: the rest goes on. All, or the last: everything is given back."""
+        transfer_id = message.transfer_id
+        task = self._tasks.get(transfer_id)
+        if task is not None and message.choices:
+            left = tuple(c for c in task.sequence.choices if c not in message.choices)
+            if left:
+                task.sequence.choices = left
+                return
+        self._tombstones.add(transfer_id)
+        if task is not None:
+            self._fail(transfer_id, "cancelled", "cancelled by the router")
+        elif transfer_id in self._leases:
+            self._sender.cancel(transfer_id, "aborted")
+
+    def _lease_ended(self, message: LeaseEnded) -> None:
+        """Gives the blocks back. A prompt still being computed is for nobody now, and stops."""
+        transfer_id = message.transfer_id
+        self._leases.discard(transfer_id)
+        self.pool.release(_lease(transfer_id))
+        if transfer_id in self._tasks:
+            self._fail(
+                transfer_id,
+                "transfer_failed",
+                f"the lease ended during prefill: {message.outcome}",
+                retryable=True,
+                reason=str(message.outcome),
+            )
+
+    def _start(self, sequence: Sequence, now: float) -> None:
+        """On a prompt's first chunk: opens the lease and tells the router where to pull from."""
+        task = self._tasks[sequence.transfer_id]
+        if task.started_at is not None:
+            return
+        task.started_at = now
+        num_cached = sequence.num_computed
+        handoff = self._handoff(sequence)
+        task.num_granted = handoff.first_block
+        self._leases.add(handoff.transfer_id)
+        self._sender.offer(
+            handoff.transfer_id,
+            num_blocks=handoff.num_blocks,
+            first_block=handoff.first_block,
+            deadline=task.submitted_at + sequence.attempt.deadline_s,
+        )
+        queue_s = now - task.submitted_at
+        self._events.append(Started(handoff.transfer_id, queue_s, num_cached, handoff))
+
+    def _handoff(self, sequence: Sequence) -> Handoff:
+        identity, size = self._identity, self.pool.block_size
+        first = num_outside_window(self.pool, sequence, self._window)
+        return Handoff(
+            transfer_id=sequence.transfer_id,
+            worker_id=identity.worker_id,
+            epoch=identity.epoch,
+            address=identity.address,
+            compat_key=identity.compat_key,
+            num_tokens=sequence.num_tokens,
+            first_block=first,
+            num_blocks=-(-sequence.num_tokens // size),
+            lease_s=self._lease_s,
+        )
+
+    def _grant(self, chunk: PlannedChunk) -> None:
+        """Puts completed blocks, cached ones included, under the lease and grants them."""
+        sequence = chunk.sequence
+        task = self._tasks[sequence.transfer_id]
+        self._scheduler.complete(chunk)
+        table = sequence.block_table
+        done = sequence.num_uncomputed == 0
+        end = len(table) if done else sequence.num_computed // self.pool.block_size
+        if end <= task.num_granted:
+            return
+        blocks = table.view()[task.num_granted : end].tolist()
+        self.pool.share(_lease(sequence.transfer_id), blocks)
+        self._sender.grant(sequence.transfer_id, task.num_granted, blocks)
+        task.num_granted = end
+
+    def _finish(self, chunk: PlannedChunk, drawn: list[Sampled], now: float) -> None:
+        sequence = chunk.sequence
+        transfer_id = sequence.transfer_id
+        task = self._tasks.pop(transfer_id)
+        self._deadlines.discard(transfer_id)
+        self._scheduler.remove(sequence)
+        first_tokens: list[FirstToken] = []
+        for choice, token in zip(chunk.sample_choices, drawn, strict=True):
+            event = self._token_event(sequence, choice, token)
+            self._events.append(event)
+            ended = event.finish_reason is not None
+            first_tokens.append(FirstToken(choice, token.token_id, ended))
+        if all(token.finished for token in first_tokens):
+            self._sender.cancel(transfer_id, "finished")
+        else:
+            self._sender.close(transfer_id, first_tokens)
+        assert task.started_at is not None
+        timings = LegTimings(
+            queue_s=task.started_at - task.submitted_at, prefill_s=now - task.started_at
+        )
+        self._events.append(AttemptDone(transfer_id, timings))
+
+    def _token_event(self, sequence: Sequence, choice: int, token: Sampled) -> TokenEvent:
+        reason: FinishReason | None = finish_reason(
+            sequence.sampling,
+            token.token_id,
+            sequence.num_output_tokens + 1,
+            self._eos_token_ids,
+        )
+        return TokenEvent(
+            transfer_id=sequence.transfer_id,
+            choice=choice,
+            position=sequence.num_output_tokens,
+            token_id=token.token_id,
+            logprobs=token.logprobs,
+            finish_reason=reason,
+        )
+
+    def _fail(
+        self,
+        transfer_id: str,
+        code: str,
+        message: str,
+        *,
+        retryable: bool = False,
+        reason: str = "",
+    ) -> None:
+        task = self._tasks.pop(transfer_id)
+        self._deadlines.discard(transfer_id)
+        self._scheduler.remove(task.sequence)
+        if transfer_id in self._leases:
+            self._sender.cancel(transfer_id, "aborted")
+        self._events.append(failed(transfer_id, code, message, retryable=retryable, reason=reason))
+
+
+def _lease(transfer_id: str) -> Holder:
+    return Holder(HolderKind.LEASE, transfer_id)
