@@ -1,0 +1,67 @@
+"""The ranks that compute one model together: the only collectives of a forward pass.
+
+Works on a `ProcessGroup` object as it is given (built on any store), never on torch's global group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from core.errors import WorkerLostError
+from core.kv_partition import share_of_rank
+
+
+@dataclass(frozen=True, slots=True)
+class TensorParallel:
+    """This process's place among `size` ranks; `group` is None for a single one.
+
+    Collectives raise WorkerLostError when a peer dies or stays silent beyond the group's timeout;
+    the group is of no use after that.
+    """
+
+    rank: int
+    size: int
+    group: ProcessGroup | None
+
+    @staticmethod
+    def single() -> TensorParallel:
+        """A model that lives in this process alone."""
+        return TensorParallel(rank=0, size=1, group=None)
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.rank < self.size
+        assert (self.group is None) == (self.size == 1)
+
+    def share(self, num_items: int) -> range:
+        """This rank's contiguous part of `num_items` rows or columns; parts may differ by one."""
+        return share_of_rank(num_items, self.size, self.rank)
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """The sum over all ranks, in place. Any shape, equal on all ranks."""
+        if self.group is not None:
+            try:
+                self.group.allreduce([x]).wait()
+            except RuntimeError as error:
+                raise self._lost(error) from error
+        return x
+
+    def all_gather_columns(self, x: Tensor, num_columns: int) -> Tensor:
+        """Joins the ranks' shares of the last axis: [R, share(num_columns)] -> [R, num_columns]."""
+        if self.group is None:
+            return x
+        widths = [len(share_of_rank(num_columns, self.size, r)) for r in range(self.size)]
+        # Collectives want equal shapes: shares are padded to the largest, which is the first
+        mine = torch.nn.functional.pad(x, (0, widths[0] - x.shape[1])).contiguous()
+        parts = [torch.empty_like(mine) for _ in widths]
+        try:
+            self.group.allgather([parts], [mine]).wait()
+        except RuntimeError as error:
+            raise self._lost(error) from error
+        return torch.cat([p[:, :w] for p, w in zip(parts, widths, strict=True)], dim=1)
+
+    def _lost(self, error: RuntimeError) -> WorkerLostError:
+        return WorkerLostError(f"rank {self.rank} of {self.size} lost its group: {error}")
