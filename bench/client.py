@@ -91,6 +91,11 @@ class OpenAIClient:
         except (OSError, ProtocolError) as problem:
             raise ServerError(f"GET {self.target.base_url}{path}: {problem!r}") from None
 
+    async def metrics_page(self) -> str:
+        """The server's Prometheus page; empty if it has none. Raises ServerError."""
+        response = await self.get("/metrics")
+        return response.body.decode() if response.status == 200 else ""
+
     async def first_model(self) -> str:
         """The name of the first model the server lists. Raises ServerError."""
         response = await self.get(f"{_prefix(self.target.base_url)}/models")

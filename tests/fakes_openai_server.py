@@ -33,7 +33,7 @@ def every(period_s: float) -> Pace:
 
 @dataclass
 class FakeOpenAIServer:
-    """Serves inside the running loop: `async with FakeOpenAIServer() as server: server.base_url`."""
+    """Serves inside the running loop while its `async with` block lasts."""
 
     pace: Pace = at_once
     tokens_per_chunk: int = 1
@@ -129,12 +129,14 @@ class FakeOpenAIServer:
                 )
                 if chat:
                     _write_event(writer, _chunk({"delta": {"role": "assistant", "content": ""}}))
-            piece = {"delta": {"content": " word"}} if chat else {"text": " word"}
+            piece: dict[str, object] = (
+                {"delta": {"content": " word"}} if chat else {"text": " word"}
+            )
             _write_event(writer, _chunk(piece))
             await writer.drain()
             if broken:
                 return False
-        closing = {"delta": {}} if chat else {"text": ""}
+        closing: dict[str, object] = {"delta": {}} if chat else {"text": ""}
         _write_event(writer, _chunk({**closing, "finish_reason": "length"}))
         _write_event(writer, json.dumps({"choices": [], **self._accounts(request, num_tokens)}))
         _write_event(writer, "[DONE]")

@@ -1,0 +1,64 @@
+"""`tandem bench batching`: static batching against continuous batching."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from bench.batching import BatchingReport
+from bench.batching_over_http import batching_on_server
+from bench.client import Target
+from bench.layouts import combined
+from bench.lengths import parse_lengths
+from bench.options import JsonOption, RepeatsOption, SeedOption, SetOption
+from bench.report import write_json
+from bench.runner import LoopTimer
+from bench.tables import batching_table
+from bench.tandem_server import parse_settings, server_at
+from bench.workload import WorkItem, synthetic_items, take
+from core.clock import MonotonicClock
+
+
+def batching(
+    base_url: Annotated[
+        str | None, typer.Option(help="A running server. Default: a combined one of our own.")
+    ] = None,
+    model: Annotated[str, typer.Option(help="Model to ask for. Default: the first listed.")] = "",
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests at once; group size.")] = 32,
+    num_requests: Annotated[int, typer.Option(min=1)] = 128,
+    input_len: Annotated[str, typer.Option(help="Prompt tokens.")] = "16",
+    output_range: Annotated[str, typer.Option(help="Output tokens, log-uniform.")] = "8:256",
+    repeats: RepeatsOption = 1,
+    seed: SeedOption = "0",
+    overrides: SetOption = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Compare static with continuous batching on one server.
+
+    Static: groups of requests whose rows all compute until the slowest ends. Only the tokens that
+    were wanted count.
+    """
+    lengths = parse_lengths(input_len), parse_lengths(output_range)
+    items = list(take(synthetic_items(*lengths, seed), num_requests=num_requests, duration_s=None))
+    settings = {**combined(os.cpu_count() or 1), **parse_settings(overrides or [])}
+
+    async def run() -> BatchingReport:
+        async with server_at(base_url, settings) as url:
+            return await _measure(url, model, items, concurrency, repeats)
+
+    report = asyncio.run(run())
+    Console().print(batching_table([report]))
+    if json_file is not None:
+        write_json(json_file, report)
+
+
+async def _measure(
+    url: str, model: str, items: list[WorkItem], concurrency: int, repeats: int
+) -> BatchingReport:
+    target = Target(base_url=url, model=model, ignore_eos=True)
+    timer = LoopTimer(MonotonicClock())
+    return await batching_on_server(target, items, timer, concurrency=concurrency, repeats=repeats)

@@ -1,0 +1,17 @@
+"""The verbs of `tandem bench`."""
+
+from __future__ import annotations
+
+import typer
+
+from bench.batching_command import batching
+from bench.handoff_command import handoff
+from bench.serve_command import serve
+from bench.suite_command import suite
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Measure servers and engines: latency and throughput under load, side by side.",
+)
+for verb in (serve, batching, handoff, suite):
+    app.command()(verb)

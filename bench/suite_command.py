@@ -1,0 +1,62 @@
+"""`tandem bench suite`: the default set of measurements."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from bench.options import RepeatsOption, SeedOption, SetOption
+from bench.plot import plot_load
+from bench.report import write_json
+from bench.runner import LoopTimer
+from bench.suite import SuitePlan, SuiteReport, run_suite
+from bench.tables import batching_table, handoff_table, ratio_table, serve_table, waste_table
+from bench.tandem_server import parse_settings
+from core.clock import MonotonicClock
+
+
+def suite(
+    directory: Annotated[
+        Path, typer.Option("--out", help="Where the JSON and the plot go.")
+    ] = Path("bench-results"),
+    concurrency: Annotated[
+        list[int] | None, typer.Option(min=1, help="Loads; may be repeated. Default: 1, 8, 32.")
+    ] = None,
+    num_batching_requests: Annotated[int, typer.Option(min=1)] = 128,
+    num_handoff_requests: Annotated[int, typer.Option(min=1)] = 10,
+    repeats: RepeatsOption = 3,
+    seed: SeedOption = "0",
+    overrides: SetOption = None,
+) -> None:
+    """Measure this machine: 1P+1D against combined, batching, and the handoff.
+
+    Starts the servers it needs and stops them. Ratios are of runs side by side; medians.
+    """
+    plan = SuitePlan(
+        concurrencies=tuple(concurrency or (1, 8, 32)),
+        repeats=repeats,
+        num_batching_requests=num_batching_requests,
+        num_handoff_requests=num_handoff_requests,
+        seed=seed,
+    )
+    settings, num_threads = parse_settings(overrides or []), os.cpu_count() or 1
+    timer = LoopTimer(MonotonicClock())
+    report = asyncio.run(run_suite(plan, settings, num_threads, timer))
+    write_json(directory / "suite.json", report)
+    plot_load(report.comparison.servers, directory / "suite.png")
+    show(report)
+
+
+def show(report: SuiteReport) -> None:
+    """Prints all tables."""
+    console = Console()
+    console.print(serve_table(report.comparison.servers))
+    console.print(ratio_table(report.comparison))
+    console.print(waste_table(report.kv_waste))
+    console.print(batching_table([report.batching]))
+    console.print(handoff_table(report.handoff))
