@@ -45,7 +45,7 @@ async def run_worker(
     grace_s = config.worker.drain_timeout_s + config.cluster.stop_timeout_s
     with StopSignals(grace_s) as signals:
         store = connect_store(config.state)
-        worker = make(config, role, worker_id, store)
+        worker = await make(config, role, worker_id, store)
         try:
             member = await _unless(signals.requested, worker.start(_log_progress))
             if member is None:
@@ -69,7 +69,7 @@ async def run_router(
     grace_s = config.worker.drain_timeout_s + config.cluster.stop_timeout_s
     with StopSignals(grace_s) as signals:
         store = connect_store(config.state)
-        router = await asyncio.to_thread(make, config, store)
+        router = await make(config, store)
         try:
             endpoints = await _unless(signals.requested, router.start())
             if endpoints is not None:

@@ -8,7 +8,6 @@ pickling.
 from __future__ import annotations
 
 import asyncio
-import importlib
 import logging
 import os
 from dataclasses import dataclass
@@ -83,9 +82,7 @@ class WorkerActor:
         """Loads and announces the worker. Call once, first."""
         self._feed = ProgressFeed()
         try:
-            self._worker = await asyncio.to_thread(
-                self._make, self._config, self._role, self._name, self._store
-            )
+            self._worker = await self._make(self._config, self._role, self._name, self._store)
             member = await self._worker.start(self._feed.tell)
         except TandemError as error:
             log.error("start refused: %s", error.message)
@@ -130,7 +127,7 @@ class RouterActor:
         self._feed = ProgressFeed()
         self._feed.tell("loading the tokenizer")
         try:
-            self._router = await asyncio.to_thread(self._make, self._config, self._store)
+            self._router = await self._make(self._config, self._store)
             endpoints = await self._router.start()
         except TandemError as error:
             log.error("start refused: %s", error.message)
@@ -158,7 +155,5 @@ class RouterActor:
 
 
 def _move_in(home: Home, config: Config) -> None:
-    # Ray names its processes through this function, which its type stubs leave out.
-    importlib.import_module("ray._raylet").setproctitle(f"tandem::{home.name}")
     redirect_output(home.log_dir / f"{home.name}.log")
     configure_logging(config.logging)

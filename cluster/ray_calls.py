@@ -28,9 +28,12 @@ async def call(reply: Awaitable[T], *, timeout_s: float | None) -> T:
     except TimeoutError:
         raise ProcessLostError(f"no answer within {timeout_s:g} s") from None
     except RayError as error:
-        raise ProcessLostError(_first_line(error)) from error
+        raise ProcessLostError(_summary(error)) from error
 
 
-def _first_line(error: RayError) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+def _summary(error: RayError) -> str:
+    """What happened, and the cause behind it: the first line of Ray's report and the last."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    return lines[0] if len(lines) == 1 else f"{lines[0]} ... {lines[-1]}"

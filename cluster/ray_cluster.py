@@ -128,7 +128,7 @@ class RayCluster:
             num_gpus=_gpus_per_rank(num_ranks),
             environ=(("OMP_NUM_THREADS", str(spec.num_threads)),),
         )
-        ranks = [ActorSpec(WorkerActor, arguments)] * spec.num_ranks
+        ranks = [ActorSpec(spec.worker_id, WorkerActor, arguments)] * spec.num_ranks
         return self._supervise(spec.worker_id, ranks, room)
 
     def _supervise_router(self, store: StoreRef) -> Supervisor:
@@ -136,7 +136,7 @@ class RayCluster:
         arguments = (home, self._config, store, self._makers.router)
         # Tokenisers have threads of their own; torch never runs there.
         room = Room(num_cpus=1, environ=(("TOKENIZERS_PARALLELISM", "false"),))
-        return self._supervise(ROUTER, [ActorSpec(RouterActor, arguments)], room)
+        return self._supervise(ROUTER, [ActorSpec(ROUTER, RouterActor, arguments)], room)
 
     def _supervise(self, name: str, ranks: list[ActorSpec], room: Room) -> Supervisor:
         worker = self._config.worker

@@ -24,6 +24,8 @@ from cluster.shell import Progress, Ready
 from core.errors import TandemError
 
 PLACE_TIMEOUT_S = 30.0
+RANK_SHARE = 0.8
+"""Of the time given to a drain or stop; the rest is for the call to come back."""
 
 
 class NotPlacedError(TandemError):
@@ -59,6 +61,7 @@ class Room:
 class ActorSpec:
     """The class of a rank, and the arguments of its constructor."""
 
+    name: str
     actor: type
     arguments: tuple[object, ...]
 
@@ -109,12 +112,12 @@ class ActorGroup:
                 watch.cancel()
 
     async def drain(self, timeout_s: float) -> None:
-        # The rank itself keeps to the time; the margin is for the call.
-        await call(self._actors[0].drain.remote(timeout_s), timeout_s=timeout_s + 1.0)
+        await call(self._actors[0].drain.remote(RANK_SHARE * timeout_s), timeout_s=timeout_s)
 
     async def stop(self, grace_s: float) -> None:
         calls = [
-            call(actor.stop.remote(grace_s), timeout_s=grace_s + 1.0) for actor in self._actors
+            call(actor.stop.remote(RANK_SHARE * grace_s), timeout_s=grace_s)
+            for actor in self._actors
         ]
         await asyncio.gather(*calls)
 
@@ -148,7 +151,9 @@ class ActorGroup:
             "scheduling_strategy": strategy,
             "max_restarts": 0,  # the supervisor restarts, with a new placement
         }
-        return ray.remote(spec.actor).options(**options).remote(*spec.arguments)
+        # Ray names a process after its class, and so do `ps` and its logs: ray::tandem-prefill-0.
+        named = type(f"tandem-{spec.name}", (spec.actor,), {})
+        return ray.remote(named).options(**options).remote(*spec.arguments)
 
     async def _start_rank(self, actor: Any) -> Ready:
         reply: Ready | Refusal = await call(

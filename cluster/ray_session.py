@@ -71,6 +71,8 @@ def _start(namespace: str, num_cpus: int) -> RaySession:
             logging_level=logging.ERROR,
             # Ray opens its directory to everybody: ours above it stays closed.
             _temp_dir=str(temp_dir / "ray"),
+            # Ray would run workers at nice 15, behind everything else on the machine.
+            _system_config={"worker_niceness": 0},
         )
     except BaseException:
         ray.shutdown()

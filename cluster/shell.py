@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -54,11 +54,12 @@ class Router(Protocol):
         ...
 
 
-MakeWorker: TypeAlias = Callable[[Config, Phase, str, Store], Worker]
-"""(config, role, worker_id, store). Must be importable by name: it travels to other processes."""
+MakeWorker: TypeAlias = Callable[[Config, Phase, str, Store], Awaitable[Worker]]
+"""(config, role, worker_id, store), in the event loop that the worker will live in. Must be
+importable by name, since it travels to other processes."""
 
-MakeRouter: TypeAlias = Callable[[Config, Store], Router]
-"""(config, store). Must be importable by name. May block while it loads the tokenizer."""
+MakeRouter: TypeAlias = Callable[[Config, Store], Awaitable[Router]]
+"""(config, store), likewise."""
 
 
 @dataclass(frozen=True, slots=True)

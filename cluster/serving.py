@@ -1,0 +1,144 @@
+"""`tandem serve` from launch to clean stop, around a cluster that is already configured.
+
+sweep    clean up after runs that were killed
+start    Ray > store > workers > router        (a signal ends this too)
+use      until a signal, until `use` returns, or until a process is given up
+close    everything, within the grace time; forced when that is over
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from cluster import litter
+from cluster.ray_cluster import ClusterHooks, RayCluster, StartProgress
+from cluster.run_record import Run, RunDirectory, new_run, run_root
+from cluster.shell import Makers, Ready
+from cluster.signals import StopSignals
+from core.config import Config
+
+log = logging.getLogger(__name__)
+
+EXIT_STOPPED = 0
+EXIT_FAILED = 1
+FORCE_MARGIN_S = 1.5
+"""Past the grace time, before the process is ended by force; the whole stays under 10 s."""
+
+
+async def serve(
+    config: Config,
+    makers: Makers,
+    *,
+    model_name: str,
+    progress: StartProgress,
+    use: Callable[[Run], Awaitable[None]],
+) -> int:
+    """Serves until told to stop, or until `use`, called once all is ready, returns.
+
+    Call in the main thread. Returns the exit status. Raises TandemError if something won't start.
+    """
+    root = run_root(config.cluster)
+    litter.sweep(root)
+    stop_s = config.cluster.stop_timeout_s
+    with new_run(root) as directory:
+        notes = _Notes(directory, model_name)
+        hooks = ClusterHooks(progress, notes.on_change)
+        cluster = RayCluster(config, makers, log_dir=directory.log_dir, hooks=hooks)
+        with StopSignals(stop_s + FORCE_MARGIN_S, notes.remove_litter) as signals:
+            try:
+                return await _run(cluster, notes, signals.requested, use)
+            finally:
+                signals.arm()
+                await cluster.close(stop_s)
+
+
+async def _run(
+    cluster: RayCluster,
+    notes: _Notes,
+    requested: asyncio.Event,
+    use: Callable[[Run], Awaitable[None]],
+) -> int:
+    async def whole() -> int:
+        await cluster.open()
+        notes.opened(cluster.session.address, cluster.session.temp_dir)
+        await cluster.start()
+        using = _as_coroutine(use(notes.write()))
+        return await _first(using, _failed(cluster))
+
+    return await _first(whole(), _stopped(requested))
+
+
+async def _stopped(requested: asyncio.Event) -> int:
+    await requested.wait()
+    return EXIT_STOPPED
+
+
+async def _failed(cluster: RayCluster) -> int:
+    name = await cluster.wait_failed()
+    log.error("%s cannot be kept alive", name)
+    return EXIT_FAILED
+
+
+async def _as_coroutine(work: Awaitable[None]) -> int:
+    await work
+    return EXIT_STOPPED
+
+
+async def _first(*works: Coroutine[Any, Any, int]) -> int:
+    """The result or error of the work that ends first; the others are cancelled and awaited."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return done.pop().result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+class _Notes:
+    """What is known about the run, mirrored in its record so that other commands find it."""
+
+    def __init__(self, directory: RunDirectory, model_name: str) -> None:
+        self._directory = directory
+        self._model_name = model_name
+        self._ray_address = ""
+        self._temp_dir: Path | None = None
+        self._processes: dict[str, Ready] = {}
+
+    def opened(self, ray_address: str, temp_dir: Path | None) -> None:
+        self._ray_address, self._temp_dir = ray_address, temp_dir
+        self.write()
+
+    def on_change(self, name: str, ready: Ready | None) -> None:
+        if ready is None:
+            self._processes.pop(name, None)
+        else:
+            self._processes[name] = ready
+        self.write()
+
+    def write(self) -> Run:
+        router = self._processes.get("router")
+        run = Run(
+            run_id=self._directory.run_id,
+            pid=os.getpid(),
+            model=self._model_name,
+            http_address=router.address if router else "",
+            grpc_address=router.grpc_address if router else "",
+            ray_address=self._ray_address,
+            temp_dir=str(self._temp_dir or ""),
+            log_dir=str(self._directory.log_dir),
+            processes=tuple(self._processes.values()),
+        )
+        self._directory.write(run)
+        return run
+
+    def remove_litter(self) -> None:
+        """Called when a clean stop took too long."""
+        if self._temp_dir is not None:
+            litter.remove(self._temp_dir)

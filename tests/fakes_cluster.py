@@ -1,0 +1,135 @@
+"""Small real processes to fill a cluster with: a member that answers gRPC, a router on HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import uuid
+
+import grpc
+from grpc_health.v1 import health, health_pb2_grpc
+
+from cluster.shell import Endpoints, Progress
+from core.config import Config
+from core.errors import CapacityError
+from core.request import Phase
+from state.store import Member, Store
+
+
+class StandInWorker:
+    """A member of the cluster without an engine: it announces itself and keeps its heartbeat."""
+
+    def __init__(self, config: Config, role: Phase, worker_id: str, store: Store) -> None:
+        self._config = config
+        self._role = role
+        self._worker_id = worker_id
+        self._store = store
+        self._epoch = uuid.uuid4().hex
+        self._beating: asyncio.Task[None] | None = None
+        self._server = grpc.aio.server()
+        self._over = asyncio.Event()
+        self.drained = False
+
+    async def start(self, progress: Progress) -> Member:
+        progress("loading weights")
+        health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), self._server)
+        port = self._server.add_insecure_port("127.0.0.1:0")
+        await self._server.start()
+        progress("warming up")
+        member = Member(
+            self._worker_id, self._epoch, self._role, f"127.0.0.1:{port}", "stand-in", "key"
+        )
+        await self._store.announce(member, ttl_s=3 * self._config.worker.heartbeat_s)
+        self._beating = asyncio.create_task(self._beat(member))
+        return member
+
+    async def drain(self, timeout_s: float) -> None:
+        await self._store.withdraw(self._worker_id, self._epoch)
+        self.drained = True
+
+    async def stop(self, grace_s: float) -> None:
+        if self._beating is not None:
+            self._beating.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._beating
+        self._beating = None
+        await self._store.withdraw(self._worker_id, self._epoch)
+        await self._server.stop(grace_s)
+
+    async def wait_failed(self) -> None:
+        await self._over.wait()
+
+    async def _beat(self, member: Member) -> None:
+        ttl_s = 3 * self._config.worker.heartbeat_s
+        while True:
+            await asyncio.sleep(self._config.worker.heartbeat_s)
+            if not await self._store.heartbeat(self._worker_id, self._epoch, ttl_s=ttl_s):
+                await self._store.announce(member, ttl_s=ttl_s)
+
+
+class RefusingWorker(StandInWorker):
+    """A worker whose model does not fit."""
+
+    async def start(self, progress: Progress) -> Member:
+        raise CapacityError("needs 80 GiB, has 8 GiB")
+
+
+class StuckWorker(StandInWorker):
+    """A worker that cannot finish what it has, nor stop."""
+
+    async def drain(self, timeout_s: float) -> None:
+        await asyncio.Event().wait()
+
+    async def stop(self, grace_s: float) -> None:
+        await asyncio.Event().wait()
+
+
+class StandInRouter:
+    """Answers every HTTP request with the members it sees, as JSON."""
+
+    def __init__(self, config: Config, store: Store) -> None:
+        self._config = config
+        self._store = store
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> Endpoints:
+        host = self._config.router.http_host
+        self._server = await asyncio.start_server(self._answer, host, self._config.router.http_port)
+        port = self._server.sockets[0].getsockname()[1]
+        return Endpoints(f"{host}:{port}", f"{host}:0")
+
+    async def stop(self, grace_s: float) -> None:
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        members = await self._store.members()
+        body = json.dumps([member.worker_id for member in members]).encode()
+        head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        writer.write(head.encode() + body)
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+
+
+async def make_worker(config: Config, role: Phase, worker_id: str, store: Store) -> StandInWorker:
+    return StandInWorker(config, role, worker_id, store)
+
+
+async def make_refusing_worker(
+    config: Config, role: Phase, worker_id: str, store: Store
+) -> StandInWorker:
+    return RefusingWorker(config, role, worker_id, store)
+
+
+async def make_stuck_worker(
+    config: Config, role: Phase, worker_id: str, store: Store
+) -> StandInWorker:
+    return StuckWorker(config, role, worker_id, store)
+
+
+async def make_router(config: Config, store: Store) -> StandInRouter:
+    return StandInRouter(config, store)
