@@ -102,7 +102,8 @@ class WorkerLostError(TandemError):
 
 class TransferError(TandemError):
     """KV could not be moved. `reason` is a bounded label: timeout, peer_lost, epoch_mismatch,
-    unknown_transfer, lease_expired, corrupt, incompatible or aborted."""
+    unknown_transfer, repeated_transfer, lease_expired, corrupt, incompatible, finished or
+    aborted."""
 
     code = "transfer_failed"
     http_status = 503

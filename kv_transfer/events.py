@@ -1,9 +1,9 @@
 """What a transfer tells the step loop that owns the blocks, on either side.
 
-    P   LeaseEnded      once for every offered lease, whatever the reason
-    D   BlocksArrived   any number, in order of blocks; each must be released, wanted or not
-        PullClosed      once, after the last block     } exactly one of the two,
-        PullFailed      once, instead                  } unless the step loop aborted the pull
+P   LeaseEnded      once for every offered lease, whatever the reason
+D   BlocksArrived   any number, in order of blocks; each must be released, wanted or not
+    PullClosed      once, after the last block     } exactly one of the two,
+    PullFailed      once, instead                  } unless the step loop aborted the pull
 """
 
 from __future__ import annotations

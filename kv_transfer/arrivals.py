@@ -1,0 +1,172 @@
+"""D's receiving thread of one link: announced messages in, blocks in staging out.
+
+expect     the control stream announced a message, or a close after the messages before it
+post       its receive, into its own slot, as soon as it is known
+wait       for the oldest, at most timeout_s: it was announced, so it is owed
+deliver    to the step loop, or throw away what nobody wants any more
+release    by the step loop: the slot is free, and everything up to the first slot still in use
+           is acknowledged
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from core.clock import Clock
+from core.errors import TransferError
+from kv_transfer.events import BlocksArrived, FirstToken
+from kv_transfer.link import Pending
+from kv_transfer.pull_registry import PullRegistry
+from kv_transfer.staging import BlockFormat, Lane, Staging, StagingLimits, assemble
+from kv_transfer.stats import TransferStats
+
+_IDLE_WAIT_S = 60.0
+"""Upper bound of one wait for announcements; nothing depends on its length."""
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """Message `seq` follows on the data links."""
+
+    seq: int
+    transfer_id: str
+    first_block: int
+    num_blocks: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class AnnouncedClose:
+    """The transfer is complete once all messages announced before have arrived."""
+
+    transfer_id: str
+    first_tokens: tuple[FirstToken, ...]
+    chunk_ended_at: float
+    """When P's last chunk ended, on our clock."""
+
+
+class Arrivals:
+    """The data side of a link. `run` is the thread's; the rest is thread-safe and never waits.
+
+    `acknowledge` is called with the number of the last message that P may forget.
+    """
+
+    def __init__(
+        self,
+        link_id: str,
+        registry: PullRegistry,
+        block_format: BlockFormat,
+        limits: StagingLimits,
+        *,
+        acknowledge: Callable[[int], None],
+        timeout_s: float,
+        clock: Clock,
+        stats: TransferStats,
+    ) -> None:
+        self._link_id = link_id
+        self._registry = registry
+        self._format = block_format
+        self._limits = limits
+        self._acknowledge = acknowledge
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._stats = stats
+        self._changed = threading.Condition()
+        self._expected: deque[Announced | AnnouncedClose] = deque()
+        self._stopped = False
+        self._num_announced = 0
+        self._num_acked = 0
+        self._released: set[int] = set()
+
+    def expect(self, item: Announced | AnnouncedClose) -> None:
+        """Takes what P announced; TransferError (corrupt) if it breaks the protocol."""
+        with self._changed:
+            if isinstance(item, Announced):
+                self._check(item)
+                self._num_announced = item.seq
+            self._expected.append(item)
+            self._changed.notify()
+
+    def stop(self) -> None:
+        """Ends `run` at its next step. Idempotent."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify()
+
+    def run(self, lanes: Sequence[Lane], whole: Staging | None) -> None:
+        """Receives until stopped. `whole`: where the shares of several lanes are put together.
+
+        Raises TransferError: timeout or peer_lost; peer_lost also when stopped.
+        """
+        posted: deque[tuple[Announced | AnnouncedClose, list[Pending]]] = deque()
+        while True:
+            for item in self._take(wait=not posted):
+                posted.append((item, _post(lanes, item)))
+            if posted:
+                item, pending_messages = posted.popleft()
+                for pending in pending_messages:
+                    pending.wait(self._timeout_s)
+                self._deliver(item, lanes, whole)
+
+    def _check(self, item: Announced) -> None:
+        in_order = item.seq == self._num_announced + 1
+        has_slot = item.seq - self._num_acked <= self._limits.max_inflight_messages
+        fits = 0 < item.num_blocks <= self._limits.num_blocks(self._format)
+        sized = item.size_bytes == item.num_blocks * self._format.bytes_per_block
+        if not (in_order and has_slot and fits and sized):
+            raise TransferError(
+                f"P announced {item} after {self._num_announced} messages, "
+                f"{self._num_acked} of them acknowledged",
+                reason="corrupt",
+            )
+
+    def _take(self, *, wait: bool) -> list[Announced | AnnouncedClose]:
+        with self._changed:
+            if wait:
+                self._changed.wait_for(lambda: bool(self._expected) or self._stopped, _IDLE_WAIT_S)
+            if self._stopped:
+                raise TransferError("the link is closed", reason="peer_lost")
+            items = list(self._expected)
+            self._expected.clear()
+            return items
+
+    def _deliver(
+        self, item: Announced | AnnouncedClose, lanes: Sequence[Lane], whole: Staging | None
+    ) -> None:
+        if isinstance(item, AnnouncedClose):
+            age_s = self._clock.now() - item.chunk_ended_at
+            self._registry.closed(self._link_id, item.transfer_id, item.first_tokens, age_s)
+            return
+        self._stats.message(item.size_bytes)
+        event = BlocksArrived(
+            item.transfer_id,
+            item.first_block,
+            item.num_blocks,
+            assemble(lanes, whole, item.seq, item.num_blocks),
+            partial(self._release, item.seq),
+        )
+        if not self._registry.arrived(self._link_id, event):
+            self._release(item.seq)
+
+    def _release(self, seq: int) -> None:
+        """The slot of message `seq` is free. Idempotent."""
+        with self._changed:
+            if seq <= self._num_acked:
+                return
+            self._released.add(seq)
+            num_acked = self._num_acked
+            while self._num_acked + 1 in self._released:
+                self._num_acked += 1
+                self._released.remove(self._num_acked)
+            if self._num_acked > num_acked:
+                self._acknowledge(self._num_acked)
+
+
+def _post(lanes: Sequence[Lane], item: Announced | AnnouncedClose) -> list[Pending]:
+    if isinstance(item, AnnouncedClose):
+        return []
+    return [lane.link.recv(lane.staging.slot(item.seq, item.num_blocks)) for lane in lanes]

@@ -1,0 +1,225 @@
+"""D's end of the link to one P: the control conversation, and the thread that receives.
+
+run        in the event loop: dial, hello, welcome; start the thread; then every event as it comes
+thread     make the data links, within timeout_s; receive until stopped
+fail       refused, silent for timeout_s, stream or data link broken, or D stops: every pull on
+           the link fails once, both halves end, and the next pull makes another link
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Sequence
+
+import grpc.aio
+
+from core.clock import Clock
+from core.config import TransferConfig
+from core.errors import TransferError
+from kv_transfer import wire
+from kv_transfer.arrivals import Announced, AnnouncedClose, Arrivals
+from kv_transfer.channel import channel_options
+from kv_transfer.layout import Route, plan_routes
+from kv_transfer.link import LinkMaker, Rendezvous
+from kv_transfer.outbox import Outbox
+from kv_transfer.pull_registry import PullRegistry
+from kv_transfer.staging import BlockFormat, Lane, Staging, StagingLimits
+from kv_transfer.stats import TransferStats
+from kv_transfer.wire import LinkIdentity
+from protos import kv_transfer_pb2 as pb
+from protos.kv_transfer_pb2_grpc import KvTransferStub
+
+_LOG = logging.getLogger(__name__)
+
+
+class ReceiverLink:
+    """One P's link. `ask` and `fail` return at once and may be called from any thread."""
+
+    def __init__(
+        self,
+        link_id: str,
+        address: str,
+        prefill_epoch: str,
+        *,
+        identity: LinkIdentity,
+        block_format: BlockFormat,
+        config: TransferConfig,
+        maker: LinkMaker,
+        registry: PullRegistry,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock,
+        stats: TransferStats,
+    ) -> None:
+        self.link_id = link_id
+        self._address = address
+        self._identity = identity
+        self._format = block_format
+        self._timeout_s = config.timeout_s
+        self._maker = maker
+        self._registry = registry
+        self._loop = loop
+        self._clock = clock
+        self._stats = stats
+        heartbeat = pb.LinkRequest(heartbeat=pb.Heartbeat())
+        self._outbox = Outbox(loop, heartbeat=heartbeat, timeout_s=config.timeout_s)
+        self._ended = asyncio.Event()
+        self._lock = threading.Lock()
+        self._failed = False
+        self._thread: threading.Thread | None = None
+        self._arrivals: Arrivals | None = None
+        self._lanes: list[Lane] = []
+        limits = StagingLimits(config.max_message_bytes, config.max_inflight_messages)
+        self.ask(wire.hello(link_id, identity, limits, prefill_epoch=prefill_epoch))
+
+    def ask(self, request: pb.LinkRequest) -> None:
+        self._outbox.put(request)
+
+    async def run(self) -> None:
+        """Keeps the link until it fails; returns when both halves have ended."""
+        options = channel_options(self._timeout_s)
+        try:
+            async with grpc.aio.insecure_channel(self._address, options=options) as channel:
+                call = KvTransferStub(channel).Link(self._outbox.stream())
+                talk = asyncio.create_task(self._converse(call))
+                ended = asyncio.create_task(self._ended.wait())
+                await asyncio.wait((talk, ended), return_when=asyncio.FIRST_COMPLETED)
+                talk.cancel()
+                ended.cancel()
+                await asyncio.gather(talk, ended, return_exceptions=True)
+        finally:
+            self.fail("aborted", "D is stopping")
+            if self._thread is not None:
+                await asyncio.to_thread(self._thread.join, self._timeout_s)
+
+    def fail(self, reason: str, message: str) -> None:
+        """Ends the link and every pull on it. Idempotent; the first reason counts."""
+        with self._lock:
+            if self._failed:
+                return
+            self._failed = True
+            lanes, arrivals = list(self._lanes), self._arrivals
+        _LOG.info("KV link %s to %s ended (%s): %s", self.link_id, self._address, reason, message)
+        self._registry.fail_link(self.link_id, reason, message)
+        self._outbox.close()
+        if arrivals is not None:
+            arrivals.stop()
+        for lane in lanes:
+            lane.link.abort()
+        self._loop.call_soon_threadsafe(self._ended.set)
+
+    async def _converse(
+        self, call: grpc.aio.StreamStreamCall[pb.LinkRequest, pb.LinkEvent]
+    ) -> None:
+        events = aiter(call)
+        try:
+            while True:
+                async with asyncio.timeout(self._timeout_s):
+                    event = await anext(events)
+                self._take(event)
+        except StopAsyncIteration:
+            self.fail("peer_lost", "P closed the link")
+        except grpc.aio.AioRpcError as error:
+            self.fail("peer_lost", f"{error.code().name}: {error.details()}")
+        except TimeoutError:
+            self.fail("timeout", f"P was silent for {self._timeout_s} s")
+        except TransferError as error:
+            self.fail(error.reason, error.message)
+
+    def _take(self, event: pb.LinkEvent) -> None:
+        match event.WhichOneof("kind"):
+            case "welcome":
+                self._start(event.welcome)
+            case "message":
+                m = event.message
+                self._expect(
+                    Announced(m.seq, m.transfer_id, m.first_block, m.num_blocks, m.size_bytes)
+                )
+            case "close":
+                ended_at = self._clock.now() - event.close.chunk_end_age_s
+                tokens = wire.first_tokens(event.close)
+                self._expect(AnnouncedClose(event.close.transfer_id, tokens, ended_at))
+            case "refused":
+                self._refused(event.refused)
+
+    def _refused(self, refused: pb.Refused) -> None:
+        if not refused.transfer_id:
+            raise TransferError(refused.message, reason=refused.reason)
+        self._registry.failed(self.link_id, refused.transfer_id, refused.reason, refused.message)
+
+    def _expect(self, item: Announced | AnnouncedClose) -> None:
+        if self._arrivals is None:
+            raise TransferError("P announced a message before its welcome", reason="corrupt")
+        self._arrivals.expect(item)
+
+    def _start(self, welcome: pb.LinkWelcome) -> None:
+        """Both sides know each other: the thread makes the data links and receives."""
+        heads = wire.heads(welcome.prefill_heads)
+        limits = wire.limits(welcome)
+        arrivals = Arrivals(
+            self.link_id,
+            self._registry,
+            self._format,
+            limits,
+            acknowledge=self._acknowledge,
+            timeout_s=self._timeout_s,
+            clock=self._clock,
+            stats=self._stats,
+        )
+        rendezvous = wire.rendezvous(welcome)
+        routes = plan_routes(heads, self._identity.heads_by_rank)
+        with self._lock:
+            self._arrivals = arrivals
+            if self._failed:
+                return
+            self._thread = threading.Thread(
+                target=self._receive,
+                args=(arrivals, rendezvous, routes, limits),
+                name="tandem-kv-receive",
+                daemon=True,
+            )
+            self._thread.start()
+
+    def _acknowledge(self, seq: int) -> None:
+        self.ask(pb.LinkRequest(ack=pb.Ack(seq=seq)))
+
+    def _receive(
+        self,
+        arrivals: Arrivals,
+        rendezvous: Rendezvous,
+        routes: Sequence[Route],
+        limits: StagingLimits,
+    ) -> None:
+        try:
+            for index, route in enumerate(routes):
+                self._add(self._connect(rendezvous, index, route, limits))
+            arrivals.run(self._lanes, self._whole(rendezvous, limits))
+        except TransferError as error:
+            self.fail(error.reason, error.message)
+        finally:
+            self.fail("peer_lost", "the receiving thread ended")
+            for lane in self._lanes:
+                lane.link.close()
+
+    def _connect(
+        self, rendezvous: Rendezvous, index: int, route: Route, limits: StagingLimits
+    ) -> Lane:
+        link = self._maker.dial(rendezvous, f"{self.link_id}/{index}", self._timeout_s)
+        staging = Staging(
+            self._format, limits, num_heads=route.num_heads, backend=rendezvous.backend
+        )
+        whole = route.num_heads == self._format.num_kv_heads
+        return Lane(link, staging, None if whole else route.decode_heads)
+
+    def _add(self, lane: Lane) -> None:
+        with self._lock:
+            self._lanes.append(lane)
+            if self._failed:
+                raise TransferError("the link closed while it was made", reason="peer_lost")
+
+    def _whole(self, rendezvous: Rendezvous, limits: StagingLimits) -> Staging | None:
+        if len(self._lanes) == 1:
+            return None
+        num_heads = self._format.num_kv_heads
+        return Staging(self._format, limits, num_heads=num_heads, backend=rendezvous.backend)

@@ -1,0 +1,119 @@
+"""The buffers between the pool's blocks and the network: made once per link, bounded, reused.
+
+slot = seq mod num_slots          | 1 | 2 | 3 | 0 |     num_slots = max_inflight_messages
+                                        ^ message 6 overwrites it only after 2 was acknowledged
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kv_cache.storage import KVStorage
+from kv_transfer.layout import blocks_per_message
+from kv_transfer.link import DataLink
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFormat:
+    """One rank's share of a block on the wire: [layer, k/v, kv_head, token, dim]."""
+
+    num_layers: int
+    num_kv_heads: int
+    block_size: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, storage: KVStorage) -> BlockFormat:
+        return cls(
+            storage.num_layers,
+            storage.num_kv_heads,
+            storage.block_size,
+            storage.head_dim,
+            storage.dtype,
+            storage.device,
+        )
+
+    def shape(self, num_heads: int) -> tuple[int, ...]:
+        return (self.num_layers, 2, num_heads, self.block_size, self.head_dim)
+
+    @property
+    def bytes_per_block(self) -> int:
+        return math.prod(self.shape(self.num_kv_heads)) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class StagingLimits:
+    """What a link's staging is made for; the smaller of both sides' settings."""
+
+    max_message_bytes: int
+    max_inflight_messages: int
+
+    def num_blocks(self, block_format: BlockFormat) -> int:
+        """Blocks of a full message."""
+        return blocks_per_message(self.max_message_bytes, block_format.bytes_per_block)
+
+    def smaller(self, other: StagingLimits) -> StagingLimits:
+        return StagingLimits(
+            min(self.max_message_bytes, other.max_message_bytes),
+            min(self.max_inflight_messages, other.max_inflight_messages),
+        )
+
+
+class Staging:
+    """`max_inflight_messages` slots for messages of blocks with `num_heads` heads each.
+
+    On the KV's device for NCCL; else on the host, pinned if the KV is on a GPU.
+    """
+
+    def __init__(
+        self, block_format: BlockFormat, limits: StagingLimits, *, num_heads: int, backend: str
+    ) -> None:
+        on_device = backend == "nccl"
+        pinned = not on_device and block_format.device.type == "cuda"
+        self._num_slots = limits.max_inflight_messages
+        # [slot, block, layer, k/v, kv_head, token, dim]
+        self._slots = torch.empty(
+            (self._num_slots, limits.num_blocks(block_format), *block_format.shape(num_heads)),
+            dtype=block_format.dtype,
+            device=block_format.device if on_device else "cpu",
+            pin_memory=pinned,
+        )
+
+    def slot(self, seq: int, num_blocks: int) -> torch.Tensor:
+        """Message `seq`'s buffer, [num_blocks, layer, k/v, kv_head, token, dim], contiguous."""
+        return self._slots[seq % self._num_slots, :num_blocks]
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """The part of a link between one P rank and one D rank: a data link and its staging.
+
+    `heads` are the local heads it carries; None means all, and staging is the whole message.
+    """
+
+    link: DataLink
+    staging: Staging
+    heads: slice | None
+
+
+def assemble(
+    lanes: Sequence[Lane], whole: Staging | None, seq: int, num_blocks: int
+) -> torch.Tensor:
+    """All local heads of message `seq`: the only lane's own buffer, or the lanes' put together.
+
+    Returns [num_blocks, layer, k/v, kv_head, token, dim].
+    """
+    if whole is None:
+        (lane,) = lanes
+        return lane.staging.slot(seq, num_blocks)
+    target = whole.slot(seq, num_blocks)
+    for lane in lanes:
+        assert lane.heads is not None
+        target[:, :, :, lane.heads] = lane.staging.slot(seq, num_blocks)
+    return target

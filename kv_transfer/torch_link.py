@@ -1,0 +1,208 @@
+"""Links over 2-rank groups of torch.distributed, built directly on a store: gloo and NCCL.
+
+P is rank 0 and hosts one TCPStore per process, bound to the worker's own address; a link's name is
+the prefix of its keys, so links never see each other. What torch does, found by trying:
+
+* A wait that times out kills the whole gloo pair: later waits fail at once. Good: so do we.
+* A peer that dies fails the waits at once; a stopped one only at the timeout.
+* `abort()` and `shutdown()` of a gloo group wake nobody. A second receive that times out after a
+  millisecond does, since it kills the pair; that is how `abort` works here.
+* A gloo message larger than the posted buffer terminates the process: sizes are agreed beforehand.
+* All of these release Python's lock while they wait; destruction takes 0.1 s, stopped peer or not.
+* One TCPStore client serves one waiter at a time, so each link connects its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from datetime import timedelta
+from typing import Protocol, cast
+
+import torch
+from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCPStore, Work
+
+from core.errors import TransferError
+from kv_transfer.link import DataLink, Pending, Rendezvous
+
+_DATA_TAG = 0
+_ABORT_TAG = 1
+_ABORT_WAIT = timedelta(milliseconds=1)
+
+
+class _Group(Protocol):
+    """What ProcessGroupGloo and ProcessGroupNCCL have in common, as far as we use it."""
+
+    def send(self, tensors: list[torch.Tensor], rank: int, tag: int, /) -> Work: ...
+    def recv(self, tensors: list[torch.Tensor], rank: int, tag: int, /) -> Work: ...
+    def abort(self) -> None: ...
+
+
+class _GlooOptions(Protocol):
+    _devices: list[object]
+    _timeout: timedelta
+    _threads: int
+
+
+class _GlooApi(Protocol):
+    """ProcessGroupGloo as it is; torch's type stubs know another one."""
+
+    def _Options(self) -> _GlooOptions: ...
+    def create_device(self, *, hostname: str) -> object: ...
+    def __call__(self, store: Store, rank: int, size: int, options: _GlooOptions) -> _Group: ...
+
+
+class TorchLinkMaker:
+    """Makes gloo or NCCL links for one worker process. Thread-safe."""
+
+    def __init__(self, *, host: str, backend: str, device: torch.device | str = "cpu") -> None:
+        assert backend in ("gloo", "nccl")
+        self._host = host
+        self._backend = backend
+        self._device = torch.device(device)
+        self._lock = threading.Lock()
+        self._store: TCPStore | None = None
+        self._port = 0
+
+    def host(self) -> Rendezvous:
+        with self._lock:
+            if self._store is None:
+                self._store, self._port = _host_store(self._host)
+            return Rendezvous(self._host, self._port, self._backend)
+
+    def accept(self, name: str, timeout_s: float) -> DataLink:
+        return self._make(self.host(), name, 0, timeout_s)
+
+    def dial(self, rendezvous: Rendezvous, name: str, timeout_s: float) -> DataLink:
+        if rendezvous.backend != self._backend:
+            raise TransferError(
+                f"P sends over {rendezvous.backend}, D receives over {self._backend}",
+                reason="incompatible",
+            )
+        return self._make(rendezvous, name, 1, timeout_s)
+
+    def close(self) -> None:
+        with self._lock:
+            self._store = None
+
+    def _make(self, at: Rendezvous, name: str, rank: int, timeout_s: float) -> DataLink:
+        timeout = timedelta(seconds=timeout_s)
+        try:
+            client = TCPStore(
+                at.host, at.port, is_master=False, timeout=timeout, wait_for_workers=False
+            )
+            store = PrefixStore(name, client)
+            if self._backend == "gloo":
+                return _TorchLink(_gloo_group(store, rank, self._host, timeout), 1 - rank)
+            return _TorchLink(
+                _nccl_group(store, rank, timeout), 1 - rank, device=self._device, nccl=True
+            )
+        except RuntimeError as error:
+            raise _transfer_error(error, f"link {name} to {at.host}:{at.port}") from error
+
+
+class _TorchLink:
+    """One end of a 2-rank group."""
+
+    def __init__(
+        self,
+        group: _Group,
+        peer: int,
+        *,
+        device: torch.device | None = None,
+        nccl: bool = False,
+    ) -> None:
+        self._group: _Group | None = group
+        self._peer = peer
+        self._device = device
+        self._nccl = nccl
+
+    def send(self, message: torch.Tensor) -> Pending:
+        return self._start(message, sending=True)
+
+    def recv(self, buffer: torch.Tensor) -> Pending:
+        return self._start(buffer, sending=False)
+
+    def abort(self) -> None:
+        group = self._group
+        if group is None:
+            return
+        if self._nccl:
+            group.abort()
+            return
+        with contextlib.suppress(RuntimeError):
+            nothing = torch.empty(1, dtype=torch.uint8)
+            group.recv([nothing], self._peer, _ABORT_TAG).wait(_ABORT_WAIT)
+
+    def close(self) -> None:
+        self._group = None
+
+    def _start(self, tensor: torch.Tensor, *, sending: bool) -> Pending:
+        group = self._group
+        if group is None:
+            raise TransferError("the link is closed", reason="peer_lost")
+        payload = tensor.view(-1).view(torch.uint8)  # [size_bytes]: no type matters on the wire
+        start = group.send if sending else group.recv
+        try:
+            with torch.cuda.device(self._device) if self._nccl else contextlib.nullcontext():
+                return _TorchPending(start([payload], self._peer, _DATA_TAG), payload)
+        except RuntimeError as error:
+            raise _transfer_error(error, "data link") from error
+
+
+class _TorchPending:
+    """Keeps the buffer alive as long as torch may touch it."""
+
+    def __init__(self, work: Work, payload: torch.Tensor) -> None:
+        self._work = work
+        self._payload = payload
+
+    def wait(self, timeout_s: float) -> None:
+        try:
+            self._work.wait(timedelta(seconds=timeout_s))
+        except RuntimeError as error:
+            raise _transfer_error(error, "data link") from error
+
+
+def _host_store(host: str) -> tuple[TCPStore, int]:
+    """A store that listens on this address only; by itself torch would bind all of them."""
+    family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.bind((host, 0))
+        listener.listen()
+        port: int = listener.getsockname()[1]
+        store = TCPStore(
+            host,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.fileno(),
+        )
+        listener.detach()  # it belongs to the store now
+    return store, port
+
+
+def _gloo_group(store: Store, rank: int, host: str, timeout: timedelta) -> _Group:
+    gloo = cast(_GlooApi, ProcessGroupGloo)
+    options = gloo._Options()
+    options._devices = [gloo.create_device(hostname=host)]
+    options._timeout = timeout
+    options._threads = 1  # they serve collectives, of which there are none
+    return gloo(store, rank, 2, options)
+
+
+def _nccl_group(store: Store, rank: int, timeout: timedelta) -> _Group:
+    """Absent from builds of torch without CUDA, hence imported here."""
+    from torch._C._distributed_c10d import ProcessGroupNCCL
+
+    options = ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    return cast(_Group, ProcessGroupNCCL(store, rank, 2, options))
+
+
+def _transfer_error(error: RuntimeError, what: str) -> TransferError:
+    """torch tells a timeout from a broken connection only in its text."""
+    text = str(error).splitlines()[0]
+    late = "timed out" in text.lower() or "timeout" in text.lower()
+    return TransferError(f"{what}: {text}", reason="timeout" if late else "peer_lost")
