@@ -55,7 +55,7 @@ class LoadPlan:
 
     def items(self, load: Load) -> Iterator[WorkItem]:
         """The measured requests at one load. Loads share no prompt, so no prefix is cached."""
-        seed = f"{self.seed}/{load.label}"
+        seed = self.prompt_seed(load)
         items = self._endless(seed)
         if load.kind == "rate":
             items = with_arrivals(items, load.value, self.burstiness, seed)
@@ -71,8 +71,13 @@ class LoadPlan:
 
     def warmup_items(self) -> Iterator[WorkItem]:
         """Requests of the same kind whose prompts (texts apart) no measured request repeats."""
-        items = self._endless(f"{self.seed}/warmup")
+        items = self._endless(self.warmup_seed)
         return take(items, num_requests=self.warmup, duration_s=None)
+
+    @property
+    def warmup_seed(self) -> str:
+        """The seed of the warm-up prompts' content."""
+        return f"{self.seed}/warmup"
 
     def _endless(self, seed: str) -> Iterator[WorkItem]:
         if self.trace is None:

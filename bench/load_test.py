@@ -40,8 +40,7 @@ async def load_test(
 
 async def warm_up(client: OpenAIClient, plan: LoadPlan, timer: Timer) -> None:
     """Sends the plan's warm-up requests; what they measure is thrown away."""
-    seed = f"{plan.seed}/warmup"
-    items = [prepare(item, client.target, seed) for item in plan.warmup_items()]
+    items = [prepare(item, client.target, plan.warmup_seed) for item in plan.warmup_items()]
     await run_closed(items, client.send, concurrency=_WARMUP_CONCURRENCY, timer=timer)
 
 

@@ -8,9 +8,12 @@ measure what the load generator itself costs.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import TracebackType
 
@@ -43,6 +46,8 @@ class FakeOpenAIServer:
     """Requests, counted from 0, that are answered 429."""
     break_requests: frozenset[int] = frozenset()
     """Requests whose connection is closed in the middle of the stream."""
+    drop_requests: frozenset[int] = frozenset()
+    """Requests whose connection is closed before a byte is answered."""
     requests: list[dict[str, object]] = field(default_factory=list)
     num_connections: int = 0
     num_running: int = 0
@@ -105,6 +110,8 @@ class FakeOpenAIServer:
     ) -> bool:
         number = len(self.requests)
         self.requests.append(request)
+        if number in self.drop_requests:
+            return False
         if number in self.fail_requests:
             _write_plain(writer, 429, json.dumps({"error": {"code": "rate_limit_exceeded"}}))
             return True
@@ -176,6 +183,28 @@ async def _serve_until_ended(port: int, period_s: float) -> None:
     pace = every(period_s) if period_s else at_once
     async with FakeOpenAIServer(pace=pace, port=port):
         await asyncio.Event().wait()
+
+
+@contextlib.contextmanager
+def server_in_a_thread(server: FakeOpenAIServer) -> Iterator[FakeOpenAIServer]:
+    """The server in a loop of its own, for clients that run a loop themselves."""
+    ready: Future[asyncio.Event] = Future()
+
+    async def serve() -> None:
+        async with server:
+            over = asyncio.Event()
+            ready.set_result(over)
+            await over.wait()
+
+    with asyncio.Runner() as runner:
+        thread = threading.Thread(target=runner.run, args=(serve(),))
+        thread.start()
+        over = ready.result(timeout=10)
+        try:
+            yield server
+        finally:
+            runner.get_loop().call_soon_threadsafe(over.set)
+            thread.join(timeout=10)
 
 
 if __name__ == "__main__":
