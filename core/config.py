@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from core.errors import ConfigError
 
@@ -81,9 +81,21 @@ class SchedulerConfig(_Section):
     max_num_batched_tokens: PositiveInt = 2048
     """Tokens of one step, prefill and decode together."""
     prefill_chunk_tokens: PositiveInt = 512
-    """The longest piece of a prompt that one step computes; a cancel takes effect between them."""
+    """Prompt tokens that one step computes, over all prompts; cancels take effect between steps."""
+    admission_growth_tokens: Annotated[int, Field(ge=0)] = 256
+    """Output tokens of every running sequence that a decode worker keeps room for when it admits
+    another. More: fewer preemptions; less: more sequences at once."""
     max_num_waiting: PositiveInt = 4096
     """Attempts that may wait at one worker before it refuses more."""
+
+    @model_validator(mode="after")
+    def _a_step_holds_every_sequence(self) -> SchedulerConfig:
+        if self.max_num_seqs > self.max_num_batched_tokens:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
+                f"max_num_seqs ({self.max_num_seqs}): each running sequence has a token in a step"
+            )
+        return self
 
 
 class ParallelConfig(_Section):
@@ -120,6 +132,8 @@ class RouterConfig(_Section):
     """Threads that tokenise prompts and render templates."""
     prefix_affinity_weight: Annotated[float, Field(ge=0)] = 1.0
     """How many waiting prompt tokens one cached prompt token outweighs; 0 routes by load alone."""
+    max_body_bytes: PositiveInt = 16 * 1024 * 1024
+    """Largest request body; more is answered 413."""
     log_prompts: bool = False
     """Write prompts to the log. Off: they never leave the process."""
 
@@ -240,8 +254,19 @@ def model_cache_dir(config: ModelConfig, environ: Mapping[str, str] | None = Non
     """Where fetched models are kept: the setting, else under the user's cache directory."""
     if config.cache_dir is not None:
         return Path(config.cache_dir).expanduser()
+    return _cache_home(environ) / "models"
+
+
+def run_dir(config: ClusterConfig, environ: Mapping[str, str] | None = None) -> Path:
+    """Where runs are noted and logs kept: the setting, else under the user's cache directory."""
+    if config.run_dir is not None:
+        return Path(config.run_dir).expanduser()
+    return _cache_home(environ) / "run"
+
+
+def _cache_home(environ: Mapping[str, str] | None) -> Path:
     home = (os.environ if environ is None else environ).get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "tandem" / "models"
+    return (Path(home) if home else Path.home() / ".cache") / "tandem"
 
 
 def _read_file(file: Path) -> dict[str, dict[str, Any]]:

@@ -23,9 +23,10 @@ SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300
 TOKEN_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2, 5)
 
 OUTCOMES = frozenset(
-    [
+    {
         "finished",
         "cancelled",
+        "internal_error",
         "invalid_request",
         "context_length_exceeded",
         "model_not_found",
@@ -34,11 +35,10 @@ OUTCOMES = frozenset(
         "deadline_exceeded",
         "worker_lost",
         "transfer_failed",
-        "internal_error",
-    ]
+    }
 )
 TRANSFER_REASONS = frozenset(
-    [
+    {
         "timeout",
         "peer_lost",
         "epoch_mismatch",
@@ -47,7 +47,7 @@ TRANSFER_REASONS = frozenset(
         "corrupt",
         "incompatible",
         "aborted",
-    ]
+    }
 )
 OTHER = "other"
 
@@ -107,10 +107,14 @@ class RouterMetrics:
             for _ in range(count):
                 self._inter_token.observe(since_last_s / count)
 
-    def finished(self, outcome: str, life: RequestLife | None) -> None:
-        """A request is over; without a life it never got past the door."""
-        self._running.dec()
+    def refused(self, outcome: str) -> None:
+        """A request that was never let in."""
         self._requests.labels(outcome if outcome in OUTCOMES else OTHER).inc()
+
+    def finished(self, outcome: str, life: RequestLife | None) -> None:
+        """A request is over; without a life its prompt was refused."""
+        self._running.dec()
+        self.refused(outcome)
         if outcome == "cancelled":
             self._cancels.inc()
         if life is not None:

@@ -1,0 +1,76 @@
+"""From the bytes of a request to a checked body, or a 400 or 413 that names what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from fastapi import Request
+from pydantic import ValidationError
+
+from core.errors import BadRequestError
+from router.http_schema import NEUTRAL, ChatBody, CompletionBody
+
+B = TypeVar("B", ChatBody, CompletionBody)
+
+
+class BodyTooLargeError(BadRequestError):
+    """The body is larger than the operator allows."""
+
+    code = "body_too_large"
+    http_status = 413
+
+
+async def read_body(request: Request, kind: type[B], *, max_body_bytes: int) -> B:
+    """The validated body. Raises BadRequestError with the offending field as `param`."""
+    data = await _read(request, max_body_bytes)
+    try:
+        return kind.model_validate_json(data)
+    except ValidationError as error:
+        raise _explained(error) from None
+    except RecursionError:
+        raise BadRequestError("the body is nested too deeply") from None
+
+
+async def _read(request: Request, max_body_bytes: int) -> bytes:
+    announced = request.headers.get("content-length", "")
+    if announced.isdigit() and int(announced) > max_body_bytes:
+        raise _too_large(max_body_bytes)
+    pieces, size_bytes = [], 0
+    async for piece in request.stream():
+        size_bytes += len(piece)
+        if size_bytes > max_body_bytes:
+            raise _too_large(max_body_bytes)
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _too_large(max_body_bytes: int) -> BodyTooLargeError:
+    return BodyTooLargeError(f"the body is larger than {max_body_bytes} bytes")
+
+
+def _explained(error: ValidationError) -> BadRequestError:
+    """The first fault, in a sentence that names its field."""
+    fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    kind, location = fault["type"], fault["loc"]
+    if kind == "json_invalid":
+        return BadRequestError(f"the body is not valid JSON: {fault['msg']}", code="invalid_json")
+    if not location:
+        return BadRequestError(f"the body must be a JSON object: {fault['msg']}")
+    param = _field(location)
+    if kind == "extra_forbidden":
+        known = len(location) == 1 and str(location[0]) in NEUTRAL
+        what = "is not supported" if known else "is not a known field"
+        code = "unsupported_parameter" if known else "unknown_parameter"
+        return BadRequestError(f"'{param}' {what}", param=param, code=code)
+    if kind == "missing":
+        return BadRequestError(
+            f"'{param}' is required", param=param, code="missing_required_parameter"
+        )
+    return BadRequestError(f"'{param}': {fault['msg']}", param=param, code="invalid_type")
+
+
+def _field(location: Sequence[int | str]) -> str:
+    """`messages.0.content`; without the alternatives of a union, which no client knows."""
+    depth = 3 if location[0] == "messages" else 2 if location[0] == "stream_options" else 1
+    return ".".join(str(part)[:64] for part in location[:depth])

@@ -1,0 +1,105 @@
+"""Answers whose status waits for the work behind them, and that end the work when the client goes.
+
+    work until its first result or its error       nothing sent yet
+    -> error: a whole answer with its status       -> result: 200 and what there is
+    an error later: one error event, the end       client gone at any time: the work is cancelled
+
+Cancelling the work closes its generators, which cancels both legs on the workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import Response
+from fastapi.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
+
+from core.errors import TandemError
+from router.http_errors import error_event, error_response
+
+
+class StreamReply(Response):
+    """Server-sent events. `frames` yields whole `data: ...` events, ready to be sent."""
+
+    def __init__(self, frames: AsyncGenerator[bytes, None], headers: Mapping[str, str]) -> None:
+        super().__init__(
+            headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers},
+            media_type="text/event-stream",
+        )
+        # The length is not known; without this header the server sends chunks.
+        del self.headers["content-length"]
+        self._frames = frames
+        self._error_headers = dict(headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await until_disconnect(receive, self._run(scope, receive, send))
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._frames) as frames:
+            try:
+                first = await anext(frames)
+            except TandemError as error:
+                await error_response(error, self._error_headers)(scope, receive, send)
+                return
+            start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+            await send(start)
+            await send({"type": "http.response.body", "body": first, "more_body": True})
+            await self._send_rest(frames, send)
+
+    async def _send_rest(self, frames: AsyncGenerator[bytes, None], send: Send) -> None:
+        last = b""
+        try:
+            async for frame in frames:
+                await send({"type": "http.response.body", "body": frame, "more_body": True})
+        except TandemError as error:
+            last = error_event(error)
+        await send({"type": "http.response.body", "body": last, "more_body": False})
+
+
+class PlainReply(Response):
+    """One JSON object, when it is complete."""
+
+    def __init__(
+        self, result: Callable[[], Awaitable[dict[str, object]]], headers: Mapping[str, str]
+    ) -> None:
+        super().__init__(headers=headers)
+        self._result = result
+        self._plain_headers = dict(headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await until_disconnect(receive, self._run(scope, receive, send))
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response: Response
+        try:
+            response = JSONResponse(await self._result(), headers=self._plain_headers)
+        except TandemError as error:
+            response = error_response(error, self._plain_headers)
+        await response(scope, receive, send)
+
+
+async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Runs `work`, and cancels it when the client disconnects or this task is cancelled.
+
+    The body has been read before, so all that can still arrive is the disconnect. `work` keeps to
+    the request's deadline by itself.
+    """
+    working = asyncio.create_task(work)
+    leaving = asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.wait({working, leaving})
+    if not working.cancelled():
+        working.result()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        continue

@@ -1,0 +1,76 @@
+"""The HTTP server inside this process: uvicorn without its signal handlers, on a socket of ours."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from fastapi import FastAPI
+
+from core.errors import ConfigError
+
+
+class _Server(uvicorn.Server):
+    """Says when it accepts connections, and leaves signals to whoever runs the process."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.accepting = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.accepting.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class HttpServer:
+    """Serves one application. `start` returns once connections are accepted."""
+
+    def __init__(self, app: FastAPI, *, host: str, port: int) -> None:
+        self._app = app
+        self._host = host
+        self._port = port
+        self._server: _Server | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self, *, timeout_s: float) -> int:
+        """Binds and serves; the port that was bound. Raises ConfigError if it is taken."""
+        listener = _listen(self._host, self._port)
+        config = uvicorn.Config(
+            self._app, lifespan="off", ws="none", log_config=None, access_log=False
+        )
+        self._server = _Server(config)
+        self._task = asyncio.create_task(self._server.serve([listener]), name="http server")
+        async with asyncio.timeout(timeout_s):
+            await self._server.accepting.wait()
+        port: int = listener.getsockname()[1]
+        return port
+
+    async def stop(self, *, grace_s: float) -> None:
+        """Ends open requests after `grace_s`, then the server. Idempotent."""
+        if self._server is None or self._task is None:
+            return
+        # uvicorn counts this grace in whole seconds.
+        self._server.config.timeout_graceful_shutdown = max(1, round(grace_s))
+        self._server.should_exit = True
+        await self._task
+        self._server = self._task = None
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot serve HTTP on {host}:{port}: {error.strerror}") from None
+    listener.setblocking(False)
+    return listener

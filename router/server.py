@@ -1,0 +1,160 @@
+"""The router as one object: composition, and the order of starting and stopping.
+
+start   membership > HTTP > gRPC, and the bound ports
+stop    refuse new requests, let the others finish within the grace, then HTTP, gRPC, membership,
+        sessions (which cancels what is left on the workers)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from core.clock import Clock, MonotonicClock
+from core.config import Config
+from router.admission import Admission
+from router.door import Door, DoorSettings
+from router.fleet import Fleet
+from router.grpc_server import GrpcServer
+from router.http_app import HttpSettings, create_app
+from router.http_server import HttpServer
+from router.identifiers import new_router_id
+from router.membership import Membership
+from router.metrics import RouterMetrics
+from router.policy import PolicySettings
+from router.prefix_map import PrefixMap
+from router.request_life import LifeSettings
+from router.sessions import SessionSettings
+from router.texts import Texts
+from state.store import Store
+from text.card import ModelCard
+from text.chat_template import ChatTemplate
+from text.tokenizer import Tokenizer
+
+MAX_PREFIX_BLOCKS = 1_000_000
+"""Blocks whose holders the router remembers: about 200 MB at most, 16 million tokens of KV."""
+START_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class RouterPorts:
+    """The ports that were bound."""
+
+    http: int
+    grpc: int
+
+
+class RouterServer:
+    """A router in this process. Needs a running event loop; knows nothing of Ray or signals."""
+
+    def __init__(
+        self,
+        config: Config,
+        card: ModelCard,
+        tokenizer: Tokenizer,
+        chat_template: ChatTemplate,
+        store: Store,
+        *,
+        clock: Clock | None = None,
+    ) -> None:
+        """The store stays the caller's: it is not closed here."""
+        router, clock = config.router, clock or MonotonicClock()
+        self.metrics = RouterMetrics()
+        self.fleet = Fleet(
+            _session_settings(config),
+            _policy_settings(config),
+            PrefixMap(MAX_PREFIX_BLOCKS),
+            self.metrics.leg_ended,
+        )
+        self.metrics.watch_workers(self.fleet.loads)
+        self._texts = Texts(tokenizer, chat_template, num_threads=router.tokenizer_threads)
+        self._door = Door(
+            fleet=self.fleet,
+            texts=self._texts,
+            admission=Admission(router.max_num_requests),
+            metrics=self.metrics,
+            settings=_door_settings(config, card),
+            clock=clock,
+        )
+        self._membership = Membership(
+            store,
+            self.fleet,
+            period_s=config.worker.heartbeat_s,
+            timeout_s=config.state.timeout_s,
+        )
+        app = create_app(self._door, HttpSettings(router.max_body_bytes, int(time.time())))
+        self._http = HttpServer(app, host=router.http_host, port=router.http_port)
+        self._grpc = GrpcServer(
+            self._door,
+            host=router.grpc_host,
+            port=router.grpc_port,
+            max_body_bytes=router.max_body_bytes,
+        )
+        self._following: asyncio.Task[None] | None = None
+
+    @property
+    def door(self) -> Door:
+        return self._door
+
+    async def start(self) -> RouterPorts:
+        """Serves; returns the bound ports. Ready for requests once `/ready` says so.
+
+        Raises ConfigError if a port is taken; then nothing is left running.
+        """
+        self._following = asyncio.create_task(self._membership.run(), name="membership")
+        try:
+            http_port = await self._http.start(timeout_s=START_TIMEOUT_S)
+            grpc_port = await self._grpc.start()
+        except BaseException:
+            await self.stop(grace_s=0.0)
+            raise
+        return RouterPorts(http_port, grpc_port)
+
+    async def wait(self) -> None:
+        """Until `stop`. Raises what broke the membership loop, if anything ever does."""
+        assert self._following is not None, "not started"
+        await asyncio.shield(self._following)
+
+    async def stop(self, *, grace_s: float = 5.0) -> None:
+        """Refuses new requests, lets the present ones end in time, then ends all. Idempotent."""
+        self._door.admission.draining = True
+        await self._door.drained(grace_s)
+        await self._http.stop()
+        await self._grpc.stop()
+        self._membership.close()
+        if self._following is not None:
+            await asyncio.wait({self._following})
+        await self.fleet.close()
+        self._texts.close()
+
+
+def _session_settings(config: Config) -> SessionSettings:
+    worker = config.worker
+    return SessionSettings(
+        router_id=new_router_id(),
+        silence_s=max(3 * worker.heartbeat_s, worker.stuck_after_s),
+    )
+
+
+def _policy_settings(config: Config) -> PolicySettings:
+    return PolicySettings(
+        combined=config.router.mode == "combined",
+        prefix_affinity_weight=config.router.prefix_affinity_weight,
+        max_num_waiting=config.scheduler.max_num_waiting,
+    )
+
+
+def _door_settings(config: Config, card: ModelCard) -> DoorSettings:
+    router = config.router
+    return DoorSettings(
+        model=config.model.served_model_name or card.name,
+        max_model_len=config.model.max_model_len or card.max_model_len,
+        vocab_size=card.vocab_size,
+        request_timeout_s=router.request_timeout_s,
+        life=LifeSettings(
+            max_attempts=router.max_attempts,
+            no_worker_timeout_s=router.no_worker_timeout_s,
+            block_size=config.cache.block_size,
+        ),
+    )
