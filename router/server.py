@@ -1,8 +1,8 @@
 """The router as one object: composition, and the order of starting and stopping.
 
 start   membership > HTTP > gRPC, and the bound ports
-stop    refuse new requests, let the others finish within the grace, then HTTP, gRPC, membership,
-        sessions (which cancels what is left on the workers)
+stop    refuse new requests, let the others finish within the grace, end HTTP, gRPC, membership
+        and sessions (which cancels what is left on the workers)
 """
 
 from __future__ import annotations
