@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import resource
-import sys
-
 import numpy as np
 import torch
 from tandem_kernels.interface import AttentionMeta
 
 from engine.batch import StepInput
-from engine.sampler import Sampled, Sampler, SampleRow
+from engine.sample_row import SampleRow
+from engine.sampler import Sampled, Sampler
 from kv_cache.storage import KVStorage
 from model.llama import CausalLM
 
@@ -88,11 +86,3 @@ def profile_step(num_decode: int, chunk_tokens: int, block_size: int) -> StepInp
 def profile_blocks(num_decode: int, chunk_tokens: int, block_size: int) -> int:
     """Blocks of the storage that `profile_step` runs on."""
     return -(-(num_decode + chunk_tokens) // block_size)
-
-
-def peak_memory_bytes(device: torch.device) -> int:
-    """The most memory this process has had in use on `device` so far."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

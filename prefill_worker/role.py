@@ -163,9 +163,9 @@ class PrefillRole:
         attempt = message.attempt
         transfer_id = attempt.transfer_id
         if transfer_id in self._tombstones:
-            self._events.append(failed(transfer_id, "cancelled", "cancelled before it arrived"))
+            self._events.append(failed(transfer_id, "cancelled", "it was cancelled or is over"))
             return
-        if transfer_id in self._tasks or transfer_id in self._leases:
+        if transfer_id in self._tasks:
             self._events.append(failed(transfer_id, "duplicate", "this transfer id is in use"))
             return
         waiting = len(self._scheduler.waiting)
@@ -262,6 +262,7 @@ class PrefillRole:
         transfer_id = sequence.transfer_id
         task = self._tasks.pop(transfer_id)
         self._deadlines.discard(transfer_id)
+        self._tombstones.add(transfer_id)
         self._scheduler.remove(sequence)
         first_tokens: list[FirstToken] = []
         for choice, token in zip(chunk.sample_choices, drawn, strict=True):
@@ -306,6 +307,7 @@ class PrefillRole:
     ) -> None:
         task = self._tasks.pop(transfer_id)
         self._deadlines.discard(transfer_id)
+        self._tombstones.add(transfer_id)
         self._scheduler.remove(task.sequence)
         if transfer_id in self._leases:
             self._sender.cancel(transfer_id, "aborted")

@@ -1,0 +1,30 @@
+"""Puts a decode role on an engine."""
+
+from __future__ import annotations
+
+from core.config import SchedulerConfig
+from decode_worker.role import DecodeRole, KVReceiver
+from decode_worker.scheduler import DecodeLimits, DecodeScheduler
+from engine.builder import Engine
+
+
+def build_decode_role(
+    engine: Engine, scheduler: SchedulerConfig, receiver: KVReceiver
+) -> DecodeRole:
+    """The role with its scheduler; KV arrives through `receiver`."""
+    limits = DecodeLimits(
+        max_num_seqs=scheduler.max_num_seqs,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        chunk_tokens=scheduler.prefill_chunk_tokens,
+        growth_tokens=scheduler.admission_growth_tokens,
+        window=engine.window,
+    )
+    return DecodeRole(
+        engine.pool,
+        DecodeScheduler(engine.pool, limits),
+        receiver,
+        engine.storage,
+        engine.limits,
+        compat_key=engine.compat_key,
+        eos_token_ids=engine.eos_token_ids,
+    )
