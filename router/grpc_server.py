@@ -98,10 +98,10 @@ class GrpcServer:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         return port
 
-    async def stop(self, *, grace_s: float) -> None:
-        """Says so to health checks, ends calls after `grace_s`, then the server. Idempotent."""
+    async def stop(self) -> None:
+        """Ends the server, and cancels what still runs on it. Idempotent."""
         if self._server is None:
             return
         await self._health.enter_graceful_shutdown()
-        await self._server.stop(grace_s)
+        await self._server.stop(None)
         self._server = None

@@ -43,7 +43,13 @@ class HttpServer:
         """Binds and serves; the port that was bound. Raises ConfigError if it is taken."""
         listener = _listen(self._host, self._port)
         config = uvicorn.Config(
-            self._app, lifespan="off", ws="none", log_config=None, access_log=False
+            self._app,
+            lifespan="off",
+            ws="none",
+            log_config=None,
+            access_log=False,
+            # Whoever stops us has let requests end before; what is left then is cancelled.
+            timeout_graceful_shutdown=0,
         )
         self._server = _Server(config)
         self._task = asyncio.create_task(self._server.serve([listener]), name="http server")
@@ -52,12 +58,10 @@ class HttpServer:
         port: int = listener.getsockname()[1]
         return port
 
-    async def stop(self, *, grace_s: float) -> None:
-        """Ends open requests after `grace_s`, then the server. Idempotent."""
+    async def stop(self) -> None:
+        """Ends the server, and cancels what still runs on it. Idempotent."""
         if self._server is None or self._task is None:
             return
-        # uvicorn counts this grace in whole seconds.
-        self._server.config.timeout_graceful_shutdown = max(1, round(grace_s))
         self._server.should_exit = True
         await self._task
         self._server = self._task = None

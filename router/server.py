@@ -116,7 +116,7 @@ class RouterServer:
         assert self._following is not None, "not started"
         await asyncio.shield(self._following)
 
-    async def stop(self, *, grace_s: float = 5.0) -> None:
+    async def stop(self, grace_s: float = 5.0) -> None:
         """Refuses new requests, lets the present ones end in time, then ends all. Idempotent."""
         self._door.admission.draining = True
         await self._door.drained(grace_s)
