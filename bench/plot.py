@@ -32,7 +32,9 @@ def plot_load(reports: Sequence[ServeReport], path: Path) -> None:
         throughput.plot(loads, _tokens_per_s(report.points), marker="o", label=report.name)
     kind = reports[0].points[0].load.kind
     for axes, label in ((ttft, "TTFT, ms"), (tpot, "TPOT, ms"), (throughput, "output tokens/s")):
-        axes.set(xlabel=kind, ylabel=label, ylim=(0, axes.dataLim.y1 * 1.1))
+        axes.set(xlabel=kind, ylabel=label)
+        if axes.dataLim.y1 > 0:  # from zero, where anything was drawn at all
+            axes.set_ylim(0, axes.dataLim.y1 * 1.1)
         axes.grid(alpha=0.3)
         axes.legend()
     path.parent.mkdir(parents=True, exist_ok=True)

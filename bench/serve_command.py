@@ -129,7 +129,7 @@ def serve(
         seed=seed,
         slo=None if slo is None else parse_slo(slo),
     )
-    loads = chosen_loads(concurrency, request_rate, trace_speed, sweep)
+    loads = chosen_loads(concurrency, request_rate, trace_speed, sweep, has_trace=trace is not None)
     report = asyncio.run(load_test(target, plan, loads, LoopTimer(MonotonicClock())))
     show(report, json_file, plot)
 
@@ -139,13 +139,17 @@ def chosen_loads(
     request_rate: float | None,
     trace_speed: float | None,
     sweep: str | None,
+    *,
+    has_trace: bool,
 ) -> tuple[Load, ...]:
-    """The one load that was asked for, or the sweep's; raises ConfigError if several were."""
+    """The one load that was asked for, or the sweep's; raises ConfigError if they disagree."""
     given = [
         Load("concurrency", concurrency) if concurrency is not None else None,
         Load("rate", request_rate) if request_rate is not None else None,
         Load("trace_speed", trace_speed) if trace_speed is not None else None,
     ]
+    if trace_speed is not None and not has_trace:
+        raise ConfigError("--trace-speed replays a --trace: give one")
     loads = [load for load in given if load is not None]
     if len(loads) + (sweep is not None) > 1:
         raise ConfigError("give one of --concurrency, --request-rate, --trace-speed, --sweep")

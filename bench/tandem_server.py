@@ -14,7 +14,7 @@ import socket
 import sys
 from asyncio.subprocess import PIPE, STDOUT
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from bench.client import ServerError
 from core.errors import ConfigError
@@ -25,21 +25,27 @@ _KEPT_LINES = 30
 
 @contextlib.asynccontextmanager
 async def tandem_server(
-    settings: Mapping[str, str], *, start_timeout_s: float = 300.0
+    settings: Mapping[str, str],
+    *,
+    start_timeout_s: float = 300.0,
+    command: Callable[[Mapping[str, str]], list[str]] | None = None,
 ) -> AsyncIterator[str]:
     """Runs a server with these settings, on free ports; yields its base URL once it serves.
 
-    Raises ServerError with the end of its output if it does not come up in time.
+    `command` turns settings into a command line, by default `serve_command`. Raises ServerError
+    with the end of the output if the server does not come up in time.
     """
     port = free_port()
     ports = {"router.http_port": str(port), "router.grpc_port": str(free_port())}
+    base_url = f"http://127.0.0.1:{port}"
+    arguments = (command or serve_command)({**ports, **settings})
     process = await asyncio.create_subprocess_exec(
-        *serve_command({**ports, **settings}), stdout=PIPE, stderr=STDOUT, start_new_session=True
+        *arguments, stdout=PIPE, stderr=STDOUT, start_new_session=True
     )
     output = _Output(process)
     try:
-        await output.wait_for(f":{port}", timeout_s=start_timeout_s)
-        yield f"http://127.0.0.1:{port}"
+        await output.wait_for(f"{base_url}/v1", timeout_s=start_timeout_s)
+        yield base_url
     finally:
         await _stop(process)
         await output.drained()

@@ -181,7 +181,9 @@ def _write_plain(writer: asyncio.StreamWriter, status: int, body: str) -> None:
 
 async def _serve_until_ended(port: int, period_s: float) -> None:
     pace = every(period_s) if period_s else at_once
-    async with FakeOpenAIServer(pace=pace, port=port):
+    async with FakeOpenAIServer(pace=pace, port=port) as server:
+        sys.stdout.write(f"serves {server.base_url}/v1\n")
+        sys.stdout.flush()
         await asyncio.Event().wait()
 
 
