@@ -36,14 +36,13 @@ def plan_memory(
     max_model_len: int | None = None,
     tensor_parallel_size: int = 1,
 ) -> MemoryPlan:
-    """Plans one rank's memory, activations apart. `max_model_len` unset: the model's own.
+    """Plans the memory of the fullest rank, activations apart; `max_model_len` unset: the model's.
 
-    Under tensor parallelism a rank holds its share of the weights, and of the KV heads at least
-    one (they are replicated where there are fewer heads than ranks).
+    Under tensor parallelism a rank holds its share of weights and KV heads, of these at least one.
     """
     spec = card.kv_spec(block_size, dtype)
     weight_bytes = -(-card.num_parameters * DTYPE_BYTES[dtype] // tensor_parallel_size)
-    heads_per_rank = max(1, card.num_kv_heads // tensor_parallel_size)
+    heads_per_rank = -(-card.num_kv_heads // tensor_parallel_size)
     kv_bytes_per_token = spec.bytes_per_token * heads_per_rank // card.num_kv_heads
     free_bytes = max(0, memory_bytes - weight_bytes)
     num_blocks = free_bytes // (kv_bytes_per_token * block_size)

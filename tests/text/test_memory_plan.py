@@ -1,0 +1,73 @@
+"""How much fits: figures that can be checked with a pencil."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fakes_model_files import write_huggingface_directory
+
+from text.memory_plan import plan_memory
+from text.model_card import ModelCard, ModelSource, load_card
+
+GIB = 1024**3
+LLAMA_7B: dict[str, object] = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "intermediate_size": 11008,
+    "max_position_embeddings": 4096,
+}
+
+
+@pytest.fixture
+def llama_7b(tmp_path: Path) -> ModelCard:
+    write_huggingface_directory(tmp_path, LLAMA_7B)
+    return load_card(ModelSource("huggingface", tmp_path, "llama-7b"))
+
+
+def test_llama_7b_in_16_bit_costs_half_a_mebibyte_per_token(llama_7b: ModelCard) -> None:
+    assert llama_7b.num_parameters == 6_738_415_616
+    plan = plan_memory(llama_7b, memory_bytes=24 * GIB, block_size=16, dtype="bfloat16")
+    assert plan.kv_bytes_per_token == 512 * 1024
+    assert plan.weight_bytes == 2 * 6_738_415_616
+    assert plan.num_tokens == (24 * GIB - plan.weight_bytes) // (512 * 1024) // 16 * 16
+    assert plan.num_full_sequences == plan.num_tokens // 4096 == 5
+    assert plan.fits
+
+
+def test_nothing_fits_where_the_weights_do_not(llama_7b: ModelCard) -> None:
+    plan = plan_memory(llama_7b, memory_bytes=8 * GIB, block_size=16, dtype="bfloat16")
+    assert (plan.num_blocks, plan.num_full_sequences, plan.fits) == (0, 0, False)
+
+
+def test_ranks_share_weights_and_heads(llama_7b: ModelCard) -> None:
+    plan = plan_memory(
+        llama_7b, memory_bytes=GIB, block_size=16, dtype="float32", tensor_parallel_size=4
+    )
+    assert plan.kv_bytes_per_token == 1024 * 1024 // 4
+    assert plan.weight_bytes == 6_738_415_616
+
+
+@pytest.mark.parametrize(("num_ranks", "num_heads"), [(1, 3), (2, 2), (3, 1), (4, 1)])
+def test_the_fullest_rank_counts_where_heads_do_not_divide(
+    default_card: ModelCard, num_ranks: int, num_heads: int
+) -> None:
+    plan = plan_memory(
+        default_card,
+        memory_bytes=GIB,
+        block_size=16,
+        dtype="float32",
+        tensor_parallel_size=num_ranks,
+    )
+    assert plan.kv_bytes_per_token == 2 * 30 * num_heads * 64 * 4
+
+
+def test_a_window_bounds_what_a_long_sequence_holds(tmp_path: Path) -> None:
+    changes = {**LLAMA_7B, "architectures": ["MistralForCausalLM"], "sliding_window": 1024}
+    write_huggingface_directory(tmp_path, changes)
+    card = load_card(ModelSource("huggingface", tmp_path, "mistral"))
+    plan = plan_memory(card, memory_bytes=24 * GIB, block_size=16, dtype="bfloat16")
+    assert plan.num_full_sequences == plan.num_blocks // 65
