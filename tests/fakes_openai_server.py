@@ -50,8 +50,6 @@ class FakeOpenAIServer:
     """Requests whose connection is closed before a byte is answered."""
     requests: list[dict[str, object]] = field(default_factory=list)
     num_connections: int = 0
-    num_running: int = 0
-    max_running: int = 0
     port: int = 0
 
     @property
@@ -115,12 +113,7 @@ class FakeOpenAIServer:
         if number in self.fail_requests:
             _write_plain(writer, 429, json.dumps({"error": {"code": "rate_limit_exceeded"}}))
             return True
-        self.num_running += 1
-        self.max_running = max(self.max_running, self.num_running)
-        try:
-            return await self._stream(writer, chat, request, broken=number in self.break_requests)
-        finally:
-            self.num_running -= 1
+        return await self._stream(writer, chat, request, broken=number in self.break_requests)
 
     async def _stream(
         self, writer: asyncio.StreamWriter, chat: bool, request: dict[str, object], *, broken: bool

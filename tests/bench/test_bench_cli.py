@@ -45,7 +45,8 @@ def test_serve_measures_every_load_of_a_sweep_and_writes_what_it_prints(tmp_path
     assert [point.num_output_tokens for point in report.points] == [48, 48]
     assert [point.slo_attainment for point in report.points] == [1.0, 1.0]
     assert plot.read_bytes().startswith(b"\x89PNG")
-    assert server.max_running == 4
+    # One asks for the model's name; then as many as are ever needed at once, kept in between.
+    assert server.num_connections == 1 + 4
     assert len(server.requests) == 2 + 2 * 8
     assert all(request["ignore_eos"] is True for request in server.requests)
 
