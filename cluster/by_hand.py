@@ -14,7 +14,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from cluster.shell import Endpoints, MakeRouter, MakeWorker, Worker
+from cluster.shell import Endpoints, MakeRouter, MakeWorker, Router, Worker
 from cluster.signals import StopSignals
 from cluster.store_factory import connect_store
 from core.config import Config
@@ -65,18 +65,19 @@ async def run_worker(
 async def run_router(
     config: Config, *, make: MakeRouter, on_ready: Callable[[Endpoints], None]
 ) -> int:
-    """Runs a router until it is told to stop. Returns the exit status."""
+    """Runs a router until it is told to stop or fails. Returns the exit status."""
     grace_s = config.worker.drain_timeout_s + config.cluster.stop_timeout_s
     with StopSignals(grace_s) as signals:
         store = connect_store(config.state)
         router = await make(config, store)
         try:
             endpoints = await _unless(signals.requested, router.start())
-            if endpoints is not None:
-                on_ready(endpoints)
-                await signals.requested.wait()
+            if endpoints is None:
+                return EXIT_STOPPED
+            on_ready(endpoints)
+            status = await _until_over(router, signals.requested)
             await _unless(signals.hurry, router.stop(config.worker.drain_timeout_s))
-            return EXIT_STOPPED
+            return status
         finally:
             signals.arm()
             await router.stop(config.cluster.stop_timeout_s / 2)
@@ -84,16 +85,16 @@ async def run_router(
                 await store.close()
 
 
-async def _until_over(worker: Worker, requested: asyncio.Event) -> int:
-    """EXIT_STOPPED once a stop is requested, EXIT_FAILED once the worker fails."""
-    failed = asyncio.ensure_future(worker.wait_failed())
+async def _until_over(process: Worker | Router, requested: asyncio.Event) -> int:
+    """EXIT_STOPPED once a stop is requested, EXIT_FAILED once the process fails."""
+    failed = asyncio.ensure_future(process.wait_failed())
     stop = asyncio.ensure_future(requested.wait())
     await asyncio.wait((failed, stop), return_when=asyncio.FIRST_COMPLETED)
     stop.cancel()
     if not failed.done():
         failed.cancel()
         return EXIT_STOPPED
-    log.error("the worker failed", exc_info=failed.exception())
+    log.error("it failed", exc_info=failed.exception())
     return EXIT_FAILED
 
 

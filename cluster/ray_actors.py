@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cluster.logs import configure_logging, redirect_output
 from cluster.ray_store import StoreRef, open_store
-from cluster.shell import MakeRouter, MakeWorker, Ready
+from cluster.shell import MakeRouter, MakeWorker, Ready, Router, Worker
 from core.config import Config
 from core.errors import TandemError
 from core.request import Phase
@@ -98,11 +98,7 @@ class WorkerActor:
 
     async def wait_failed(self) -> str:
         """Why the worker can serve no more, as soon as that is so."""
-        try:
-            await self._worker.wait_failed()
-        except TandemError as error:
-            return error.message
-        return "the worker ended"
+        return await _end_of(self._worker)
 
     async def drain(self, timeout_s: float) -> None:
         await self._worker.drain(timeout_s)
@@ -142,9 +138,8 @@ class RouterActor:
         """Answers if the process runs and its event loop turns."""
 
     async def wait_failed(self) -> str:
-        """Never returns: a router fails only by dying, which ends this call with an error."""
-        await asyncio.Event().wait()
-        raise AssertionError("nobody sets this event")
+        """Why the router can serve no more, as soon as that is so."""
+        return await _end_of(self._router)
 
     async def drain(self, timeout_s: float) -> None:
         await self._router.stop(timeout_s)
@@ -157,3 +152,12 @@ class RouterActor:
 def _move_in(home: Home, config: Config) -> None:
     redirect_output(home.log_dir / f"{home.name}.log")
     configure_logging(config.logging)
+
+
+async def _end_of(process: Worker | Router) -> str:
+    """In words. Other errors than ours are Ray's to report, with their trace."""
+    try:
+        await process.wait_failed()
+    except TandemError as error:
+        return error.message
+    return "it ended by itself"

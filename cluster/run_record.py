@@ -19,7 +19,6 @@ from datetime import datetime
 from pathlib import Path
 
 from cluster.shell import Ready
-from core.config import ClusterConfig
 
 KEPT_RUNS = 5
 
@@ -38,13 +37,6 @@ class Run:
     """Ray's files of a private cluster; empty when it joined an existing one."""
     log_dir: str
     processes: tuple[Ready, ...] = ()
-
-
-def run_root(config: ClusterConfig) -> Path:
-    """Where the runs of this user are noted."""
-    if config.run_dir is not None:
-        return Path(config.run_dir).expanduser()
-    return Path.home() / ".cache" / "tandem" / "run"
 
 
 class RunDirectory:

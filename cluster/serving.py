@@ -17,10 +17,10 @@ from typing import Any
 
 from cluster import litter
 from cluster.ray_cluster import ClusterHooks, RayCluster, StartProgress
-from cluster.run_record import Run, RunDirectory, new_run, run_root
+from cluster.run_record import Run, RunDirectory, new_run
 from cluster.shell import Makers, Ready
 from cluster.signals import StopSignals
-from core.config import Config
+from core.config import Config, run_dir
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ async def serve(
 
     Call in the main thread. Returns the exit status. Raises TandemError if something won't start.
     """
-    root = run_root(config.cluster)
+    root = run_dir(config.cluster)
     litter.sweep(root)
     stop_s = config.cluster.stop_timeout_s
     with new_run(root) as directory:

@@ -49,6 +49,10 @@ class Router(Protocol):
         """Binds and serves. Raises TandemError."""
         ...
 
+    async def wait_failed(self) -> None:
+        """Returns, or raises the cause, when the router can serve no more."""
+        ...
+
     async def stop(self, grace_s: float) -> None:
         """Stops accepting, lets requests in flight end, closes. Idempotent."""
         ...

@@ -92,6 +92,10 @@ class StandInRouter:
         self._config = config
         self._store = store
         self._server: asyncio.Server | None = None
+        self._over = asyncio.Event()
+
+    async def wait_failed(self) -> None:
+        await self._over.wait()
 
     async def start(self) -> Endpoints:
         host = self._config.router.http_host

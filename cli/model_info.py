@@ -1,0 +1,35 @@
+"""What `tandem model info` says about a model."""
+
+from __future__ import annotations
+
+from cli.sizes import size_text
+from text.card import ModelCard
+from text.memory_plan import MemoryPlan
+
+
+def served_dtype(setting: str) -> str:
+    """The precision that `auto` stands for on a CPU; others as they are."""
+    return "float32" if setting == "auto" else setting
+
+
+def info_text(card: ModelCard, plan: MemoryPlan, *, dtype: str, block_size: int) -> str:
+    """Parameters, KV size, and what fits."""
+    heads = f"{card.num_heads} heads, {card.num_kv_heads} KV heads of {card.head_dim}"
+    rows = [
+        ("model", card.name),
+        ("files", str(card.source.path)),
+        ("shape", f"{card.num_layers} layers, hidden {card.hidden_size}, {heads}"),
+        ("parameters", f"{card.num_parameters:,}"),
+        ("weights", f"{size_text(plan.weight_bytes)} in {dtype}, stored as {_stored(card)}"),
+        ("longest", f"{card.max_model_len:,} tokens"),
+        ("KV", f"{plan.kv_bytes_per_token:,} bytes per token in {dtype}"),
+        ("", f"{size_text(plan.kv_bytes_per_token * block_size)} per block of {block_size}"),
+        ("memory", f"{size_text(plan.memory_bytes)} for weights and KV, activations apart"),
+        ("fits", f"{plan.num_blocks:,} blocks = {plan.num_tokens:,} tokens"),
+        ("", f"{plan.num_full_sequences:,} sequences of the longest length"),
+    ]
+    return "\n".join(f"{label:<11} {value}" for label, value in rows)
+
+
+def _stored(card: ModelCard) -> str:
+    return card.dtype if card.quantization == "none" else card.quantization

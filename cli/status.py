@@ -1,0 +1,58 @@
+"""`tandem status`: what is served on this machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from cli.options import ConfigFile, Settings, load
+
+if TYPE_CHECKING:
+    from cluster.run_record import Run
+
+ANSWER_TIMEOUT_S = 2.0
+EXIT_NOTHING = 1
+
+
+def status(file: ConfigFile = None, settings: Settings = None) -> None:
+    """Show every running `tandem serve` of yours: address, readiness, processes, logs.
+
+    The exit status is 1 if nothing runs.
+    """
+    from cluster.run_record import live_runs
+    from core.config import run_dir
+
+    runs = live_runs(run_dir(load(file, settings).cluster))
+    if not runs:
+        typer.echo("nothing is served here")
+        raise typer.Exit(EXIT_NOTHING)
+    typer.echo("\n\n".join(status_text(run, readiness(run)) for run in runs))
+
+
+def status_text(run: Run, state: str) -> str:
+    """One run, for a person."""
+    lines = [
+        f"{run.run_id}  {run.model}  {state}",
+        f"  HTTP   http://{run.http_address}/v1" if run.http_address else "  HTTP   not yet",
+        f"  gRPC   {run.grpc_address or 'not yet'}",
+        f"  Ray    {run.ray_address or 'not yet'}",
+        f"  logs   {run.log_dir}",
+    ]
+    lines += [f"  {p.name:<12} pid {p.pid:<8} {p.address}" for p in run.processes]
+    return "\n".join(lines)
+
+
+def readiness(run: Run) -> str:
+    """`starting`, `ready`, or why a request would not be served now."""
+    import httpx
+
+    if not run.http_address:
+        return "starting"
+    try:
+        reply = httpx.get(f"http://{run.http_address}/ready", timeout=ANSWER_TIMEOUT_S)
+    except httpx.HTTPError as error:
+        return f"no answer ({type(error).__name__})"
+    if reply.status_code == httpx.codes.OK:
+        return "ready"
+    return f"not ready: {reply.text}"

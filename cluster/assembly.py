@@ -1,0 +1,31 @@
+"""Fills processes with what Tandem really runs; each imports its own part only."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+
+from cluster.shell import Makers, Router, Worker
+from core.config import Config
+from core.request import Phase
+from state.store import Store
+
+
+def real_makers() -> Makers:
+    """Makes workers with engines, and the router."""
+    return Makers(make_worker, make_router)
+
+
+async def make_worker(config: Config, role: Phase, worker_id: str, store: Store) -> Worker:
+    """A worker that holds nothing yet. Imports torch, which takes seconds, in a thread."""
+    module = await asyncio.to_thread(importlib.import_module, "cluster.worker_shell")
+    worker: Worker = module.WorkerShell(config, role, worker_id, store)
+    return worker
+
+
+async def make_router(config: Config, store: Store) -> Router:
+    """A router with the model's tokenizer and template. Raises ConfigError."""
+    from cluster.router_process import build_router, load_texts
+
+    texts = await asyncio.to_thread(load_texts, config)
+    return build_router(config, texts, store)
