@@ -39,7 +39,7 @@ class Draws:
     logits: torch.Tensor  # [n, vocab] float32
     best: torch.Tensor  # [n] float32, each row's largest logit
     temperature: torch.Tensor  # [n] float32
-    uniform: torch.Tensor  # [n] float64 in [0, 1)
+    uniform: torch.Tensor  # [n] float64 in [0, 1 - 2^-53]
 
     def rows(self, index: torch.Tensor) -> Draws:
         return Draws(
@@ -136,8 +136,7 @@ def _invert(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     never chosen.
     """
     cumulative = weights.cumsum(-1, dtype=torch.float64)
-    total = cumulative[:, -1]
-    # u < 1, but u x total may round up to the total, beyond which there is nothing.
-    below = torch.nextafter(total, torch.zeros_like(total))
-    target = torch.minimum(uniform * total, below)
+    # u is at most 1 - 2^-53, which takes half a unit in the last place or more off any total: the
+    # target stays below the total even when rounded.
+    target = uniform * cumulative[:, -1]
     return torch.searchsorted(cumulative, target[:, None], right=True)[:, 0]
