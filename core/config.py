@@ -12,7 +12,7 @@ import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -287,7 +287,7 @@ def _read_environ(environ: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     for name, text in environ.items():
         if name.startswith(ENV_PREFIX) and "__" in name:
             section, key = name[len(ENV_PREFIX) :].lower().split("__", 1)
-            values.setdefault(section, {})[key] = _parse(text)
+            values.setdefault(section, {})[key] = _parse(section, key, text)
     return values
 
 
@@ -298,18 +298,30 @@ def _read_overrides(overrides: Sequence[str]) -> dict[str, dict[str, Any]]:
         section, dot, key = name.strip().partition(".")
         if not equals or not dot:
             raise ConfigError(f"--set {override!r}: expected section.key=value")
-        values.setdefault(section, {})[key] = _parse(text)
+        values.setdefault(section, {})[key] = _parse(section, key, text)
     return values
 
 
-def _parse(text: str) -> Any:
-    """A TOML/JSON literal where it is one, a bare string otherwise; 'none' unsets."""
+def _parse(section: str, key: str, text: str) -> Any:
+    """A TOML/JSON literal where it is one, a bare string otherwise; 'none' unsets.
+
+    A setting that is text keeps what was written: a revision may look like a number (`12e3456`).
+    """
     if text.lower() in ("none", "null"):
         return None
+    if _is_text(section, key):
+        return text
     try:
         return json.loads(text.lower() if text.lower() in ("true", "false") else text)
     except ValueError:
         return text
+
+
+def _is_text(section: str, key: str) -> bool:
+    if section not in Config.model_fields:
+        return False
+    field = _section_type(section).model_fields.get(key)
+    return field is not None and (field.annotation is str or str in get_args(field.annotation))
 
 
 def _merge(
