@@ -1,0 +1,97 @@
+"""Attaches a role and its half of the KV transfer to an engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import grpc
+
+from core.clock import Clock
+from core.config import Config
+from decode_worker.build import build_decode_role
+from decode_worker.role import DecodeRole
+from engine.builder import Engine
+from kv_transfer.link import LinkMaker
+from kv_transfer.receiver import Receiver
+from kv_transfer.sender import Sender
+from kv_transfer.service import KvTransferService
+from kv_transfer.staging import BlockFormat
+from kv_transfer.stats import TransferStats
+from kv_transfer.wire import LinkIdentity
+from prefill_worker.build import build_prefill_role
+from prefill_worker.role import PrefillRole, WorkerIdentity
+from protos import kv_transfer_pb2_grpc
+
+
+class Mailbox:
+    """Where transfers post their events: made before the step loop that will take them."""
+
+    def __init__(self) -> None:
+        self._post: Callable[[object], None] | None = None
+
+    def connect(self, post: Callable[[object], None]) -> None:
+        self._post = post
+
+    def post(self, message: object) -> None:
+        assert self._post is not None, "no transfer runs before the step loop exists"
+        self._post(message)
+
+
+@dataclass(frozen=True, slots=True)
+class RoleSetup:
+    """All that both roles are built from."""
+
+    config: Config
+    engine: Engine
+    identity: WorkerIdentity
+    links: LinkMaker
+    clock: Clock
+    mailbox: Mailbox
+
+    def attach_prefill(self, server: grpc.aio.Server) -> tuple[PrefillRole, Sender]:
+        """The prefill role; its sender is served to decode workers through `server`."""
+        settings, stats = self.config.kv_transfer, TransferStats()
+        sender = Sender(
+            lease_s=settings.lease_s,
+            overlap=settings.overlap,
+            clock=self.clock,
+            on_event=self.mailbox.post,
+            stats=stats,
+        )
+        service = KvTransferService(
+            self._link_identity(), sender, self.engine.storage, self.links, settings, stats
+        )
+        kv_transfer_pb2_grpc.add_KvTransferServicer_to_server(service, server)
+        role = build_prefill_role(
+            self.engine,
+            self.config.scheduler,
+            sender,
+            self.identity,
+            lease_s=settings.lease_s,
+        )
+        return role, sender
+
+    def attach_decode(self, loop: asyncio.AbstractEventLoop) -> tuple[DecodeRole, Receiver]:
+        """The decode role; its receiver's control streams run in `loop`."""
+        receiver = Receiver(
+            self._link_identity(),
+            BlockFormat.of(self.engine.storage),
+            self.links,
+            self.config.kv_transfer,
+            loop=loop,
+            clock=self.clock,
+            on_event=self.mailbox.post,
+            stats=TransferStats(),
+        )
+        return build_decode_role(self.engine, self.config.scheduler, receiver), receiver
+
+    def _link_identity(self) -> LinkIdentity:
+        identity = self.identity
+        return LinkIdentity(
+            identity.worker_id,
+            identity.epoch,
+            identity.compat_key,
+            (tuple(self.engine.kv_heads),),
+        )
