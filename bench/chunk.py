@@ -15,6 +15,7 @@ class ChunkLog:
 
     def __init__(self) -> None:
         self._times_s: list[float] = []
+        self._ended_s: float | None = None
         self._usage: Json = {}
         self._timings: Json = {}
         self._ended = False
@@ -33,10 +34,12 @@ class ChunkLog:
         if not isinstance(chunk, dict) or "error" in chunk:
             self._error = _error_label(chunk)
             return
+        if chunk.get("choices"):
+            self._ended_s = now_s
         if carries_output(chunk):
             self._times_s.append(now_s)
         self._usage = _object(chunk.get("usage")) or self._usage
-        self._timings = _object(chunk.get("timings")) or self._timings
+        self._timings = _object(chunk.get("tandem")) or self._timings
 
     def problem(self) -> str | None:
         """Why the answer does not count, or None."""
@@ -58,11 +61,12 @@ class ChunkLog:
             started_s=started_s,
             finished_s=finished_s,
             chunk_times_s=tuple(self._times_s),
+            last_token_s=self._ended_s,
             num_prompt_tokens=_count(self._usage, "prompt_tokens"),
             num_cached_tokens=_count(details, "cached_tokens"),
             num_output_tokens=_count(self._usage, "completion_tokens"),
             error=error,
-            timings=_numbers(self._timings),
+            timings=_durations_s(self._timings),
         )
 
 
@@ -96,12 +100,10 @@ def _count(usage: Json, name: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _numbers(values: Json) -> dict[str, float]:
-    """The numbers among the values, nested objects' under dotted names."""
-    found: dict[str, float] = {}
-    for name, value in values.items():
-        if isinstance(value, int | float):
-            found[name] = float(value)
-        for inner, number in _numbers(_object(value)).items():
-            found[f"{name}.{inner}"] = number
-    return found
+def _durations_s(values: Json) -> dict[str, float]:
+    """The durations among the values: numbers whose names say that they are seconds."""
+    return {
+        name: float(value)
+        for name, value in values.items()
+        if name.endswith("_s") and isinstance(value, int | float)
+    }

@@ -11,6 +11,7 @@ from bench.suite_command import suite
 
 app = typer.Typer(
     no_args_is_help=True,
+    add_completion=False,
     help="Measure servers and engines: latency and throughput under load, side by side.",
 )
 for verb in (serve, batching, handoff, suite):

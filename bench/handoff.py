@@ -5,8 +5,8 @@
                                               |<---- handoff -------->|
     client                                    token 1 --------> token 2
 
-Seen from three sides: by the client (the gap between its first two chunks), by the workers
-(durations in each answer), and by the router's histograms.
+Seen from three sides: by the workers, whose own measure the router's histograms hold; by the router
+(durations in each answer); and by the client, as the gap between its first two chunks.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from bench.record import RequestRecord
 from bench.report import SCHEMA_VERSION, MachineReport
 from bench.runner import Timer
 from bench.stats import Distribution, distribution
-from core.metric_names import HANDOFF_GAP_SECONDS, TRANSFER_SECONDS
+from core.metric_names import KV_HANDOFF_SECONDS, TRANSFER_SECONDS
 
 _ONE_AT_A_TIME = Load("concurrency", 1)
-_HISTOGRAMS = (HANDOFF_GAP_SECONDS, TRANSFER_SECONDS)
+_HISTOGRAMS = (KV_HANDOFF_SECONDS, TRANSFER_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)

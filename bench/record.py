@@ -24,6 +24,8 @@ class RequestRecord:
     finished_s: float
     chunk_times_s: tuple[float, ...] = ()
     """Arrivals of the chunks that carried output."""
+    last_token_s: float | None = None
+    """Arrival of the last chunk of a choice; it may hold a token that decodes to no text."""
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
@@ -44,9 +46,9 @@ class RequestRecord:
     @property
     def tpot_s(self) -> float | None:
         """Mean time per token after the first; None for a single token."""
-        if self.num_output_tokens < 2:
+        if self.num_output_tokens < 2 or self.last_token_s is None:
             return None
-        return (self.chunk_times_s[-1] - self.chunk_times_s[0]) / (self.num_output_tokens - 1)
+        return (self.last_token_s - self.chunk_times_s[0]) / (self.num_output_tokens - 1)
 
     @property
     def e2e_s(self) -> float:

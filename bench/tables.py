@@ -13,6 +13,12 @@ from bench.handoff import HandoffReport
 from bench.kv_watch import Waste
 from bench.report import PointReport, ServeReport
 from bench.stats import Distribution
+from core.metric_names import KV_HANDOFF_SECONDS, TRANSFER_SECONDS
+
+_WORKERS_SAY = {
+    KV_HANDOFF_SECONDS: "P's last chunk to D's first step",
+    TRANSFER_SECONDS: "pull opened to last block",
+}
 
 
 def serve_table(reports: Sequence[ServeReport]) -> Table:
@@ -91,19 +97,19 @@ def handoff_table(report: HandoffReport) -> Table:
     """One row per duration, one column per server."""
     table = Table(
         title=f"Handoff, {report.input_len}-token prompts",
-        caption="ms: p50 / p95 / p99.",
+        caption="ms: p50 / p95 / p99. Workers' figures are exact means, and quantiles by buckets.",
     )
     table.add_column("duration")
     for side in report.sides:
         table.add_column(side.name, justify="right")
-    table.add_row("client: TTFT", *(milliseconds(s.ttft_s) for s in report.sides))
-    table.add_row("client: token 1 to 2", *(milliseconds(s.client_gap_s) for s in report.sides))
-    for name in _names(side.reported_s for side in report.sides):
-        cells = (milliseconds(side.reported_s.get(name)) for side in report.sides)
-        table.add_row(f"answer: {name}", *cells)
     for name in _names(side.histograms_s for side in report.sides):
         cells = (_histogram_cell(side.histograms_s.get(name)) for side in report.sides)
-        table.add_row(f"metric: {name}", *cells)
+        table.add_row(f"workers: {_WORKERS_SAY.get(name, name)}", *cells)
+    for name in _names(side.reported_s for side in report.sides):
+        cells = (milliseconds(side.reported_s.get(name)) for side in report.sides)
+        table.add_row(f"router: {name}", *cells)
+    table.add_row("client: TTFT", *(milliseconds(s.ttft_s) for s in report.sides))
+    table.add_row("client: token 1 to 2", *(milliseconds(s.client_gap_s) for s in report.sides))
     return table
 
 
@@ -115,7 +121,8 @@ def _names(mappings: Iterable[Mapping[str, object]]) -> list[str]:
 def _histogram_cell(seen: Histogram | None) -> str:
     if seen is None:
         return "-"
-    return " / ".join(f"{seen.quantile(share) * 1000:.1f}" for share in (0.5, 0.95, 0.99))
+    quantiles = " / ".join(f"{seen.quantile(share) * 1000:.0f}" for share in (0.5, 0.95, 0.99))
+    return f"mean {seen.mean * 1000:.1f} ({quantiles})"
 
 
 def ratio_table(report: ComparisonReport) -> Table:

@@ -153,7 +153,7 @@ class FakeOpenAIServer:
             "prompt_tokens_details": {"cached_tokens": 3},
         }
         asked = request.get("include_timings") and self.timings is not None
-        return {"usage": usage, "timings": self.timings} if asked else {"usage": usage}
+        return {"usage": usage, "tandem": self.timings} if asked else {"usage": usage}
 
 
 def _chunk(choice: dict[str, object]) -> str:

@@ -137,16 +137,19 @@ def logged(*events: object) -> ChunkLog:
 
 
 OUTPUT = {"choices": [{"text": "a"}]}
+END = {"choices": [{"text": "", "finish_reason": "length"}]}
+TANDEM = {"queue_s": 0.5, "handoff_gap_s": None, "seed": 7, "decode_worker": "decode-0"}
 USAGE = {"choices": [], "usage": {"completion_tokens": 3, "prompt_tokens": 9}}
 
 
 def test_tokens_are_counted_by_usage_and_not_by_chunks() -> None:
-    log = logged(OUTPUT, OUTPUT, {**USAGE, "timings": {"queue_s": 0.5, "p": {"x": 1}}}, b"[DONE]")
+    log = logged(OUTPUT, OUTPUT, END, {**USAGE, "tandem": TANDEM}, b"[DONE]")
     assert log.problem() is None
     record = log.record(4, 0.0, 9.0, None)
     assert (record.num_output_tokens, record.num_prompt_tokens) == (3, 9)
     assert record.chunk_times_s == (0.0, 1.0)
-    assert record.timings == {"queue_s": 0.5, "p.x": 1.0}
+    assert record.last_token_s == 2.0
+    assert record.timings == {"queue_s": 0.5}
 
 
 @pytest.mark.parametrize(

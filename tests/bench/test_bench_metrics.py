@@ -11,7 +11,7 @@ from bench.exposition import gauge, histogram, since
 from bench.handoff import handoff_side
 from bench.kv_watch import KvWaste, slots_per_sequence, watch_kv, watched
 from bench.record import RequestRecord
-from core.metric_names import HANDOFF_GAP_SECONDS, WORKER_KV_UNFILLED_SLOTS, WORKER_RUNNING
+from core.metric_names import KV_HANDOFF_SECONDS, WORKER_KV_UNFILLED_SLOTS, WORKER_RUNNING
 
 
 class Page:
@@ -20,7 +20,7 @@ class Page:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self.gap = Histogram(
-            HANDOFF_GAP_SECONDS, "gap", ["worker"], buckets=(1, 2, 4), registry=self._registry
+            KV_HANDOFF_SECONDS, "gap", ["worker"], buckets=(1, 2, 4), registry=self._registry
         )
         self.unfilled = Gauge(WORKER_KV_UNFILLED_SLOTS, "slots", ["w"], registry=self._registry)
         self.running = Gauge(WORKER_RUNNING, "running", ["w"], registry=self._registry)
@@ -32,10 +32,10 @@ class Page:
 def test_a_histogram_is_summed_over_its_labels_and_differs_between_pages() -> None:
     page = Page()
     page.gap.labels("a").observe(0.5)
-    before = histogram(page.text(), HANDOFF_GAP_SECONDS)
+    before = histogram(page.text(), KV_HANDOFF_SECONDS)
     for worker, value in (("a", 1.5), ("a", 1.5), ("b", 3.0), ("b", 3.5)):
         page.gap.labels(worker).observe(value)
-    seen = since(before, histogram(page.text(), HANDOFF_GAP_SECONDS))
+    seen = since(before, histogram(page.text(), KV_HANDOFF_SECONDS))
     assert (seen.count, seen.sum, seen.mean) == (4, 9.5, 9.5 / 4)
     assert seen.buckets == ((1, 0), (2, 2), (4, 4), (float("inf"), 4))
     assert seen.quantile(0.5) == 2.0
@@ -46,11 +46,11 @@ def test_a_histogram_is_summed_over_its_labels_and_differs_between_pages() -> No
 def test_samples_above_the_last_bound_are_reported_as_that_bound() -> None:
     page = Page()
     page.gap.labels("a").observe(100)
-    assert histogram(page.text(), HANDOFF_GAP_SECONDS).quantile(0.5) == 4
+    assert histogram(page.text(), KV_HANDOFF_SECONDS).quantile(0.5) == 4
 
 
 def test_what_is_not_on_a_page_is_empty() -> None:
-    assert histogram("", HANDOFF_GAP_SECONDS).count == 0
+    assert histogram("", KV_HANDOFF_SECONDS).count == 0
     assert gauge("# HELP x y\n", "x") == {}
 
 
@@ -134,5 +134,5 @@ def test_a_handoffs_side_holds_what_client_workers_and_metrics_saw() -> None:
     assert side.client_gap_s is not None and side.client_gap_s.p50 == 0.5
     assert side.ttft_s is not None and side.ttft_s.p50 == 1.0
     assert side.reported_s["handoff_s"].p50 == 0.5
-    assert side.histograms_s[HANDOFF_GAP_SECONDS].count == 1
-    assert list(side.histograms_s) == [HANDOFF_GAP_SECONDS]
+    assert side.histograms_s[KV_HANDOFF_SECONDS].count == 1
+    assert list(side.histograms_s) == [KV_HANDOFF_SECONDS]

@@ -29,6 +29,7 @@ def timeline(index: int, start_s: float, ttft_s: float, gaps_s: list[float]) -> 
         started_s=start_s,
         finished_s=times_s[-1],
         chunk_times_s=tuple(times_s),
+        last_token_s=times_s[-1],
         num_prompt_tokens=10,
         num_output_tokens=len(times_s),
     )

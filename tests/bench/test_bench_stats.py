@@ -48,17 +48,18 @@ def test_a_record_derives_its_times_from_the_moments_it_saw() -> None:
         started_s=10.0,
         finished_s=12.5,
         chunk_times_s=(10.5, 11.0, 12.0),
+        last_token_s=12.3,
         num_output_tokens=7,
     )
     assert record.ttft_s == 0.5
     assert record.itl_s == (0.5, 1.0)
     # Six tokens follow the first, in three chunks altogether: tokens count, not chunks.
-    assert record.tpot_s == 1.5 / 6
+    assert record.tpot_s == (12.3 - 10.5) / 6
     assert record.e2e_s == 2.5
 
 
 def test_a_single_token_has_no_time_per_token() -> None:
-    record = RequestRecord(0, 0.0, 1.0, chunk_times_s=(1.0,), num_output_tokens=1)
+    record = RequestRecord(0, 0.0, 1.0, chunk_times_s=(1.0,), last_token_s=1.0, num_output_tokens=1)
     assert record.tpot_s is None
     assert record.itl_s == ()
 
