@@ -114,6 +114,9 @@ class LeaseTable:
     def has_link(self, link_id: str) -> bool:
         return link_id in self._links
 
+    def is_live(self, transfer_id: str) -> bool:
+        return transfer_id in self._live
+
     def offer(
         self, transfer_id: str, *, num_blocks: int, first_block: int, now: float, deadline: float
     ) -> None:

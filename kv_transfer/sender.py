@@ -82,17 +82,23 @@ class Sender:
     ) -> None:
         """Opens a lease on a prompt's blocks [first_block, num_blocks), not computed yet.
 
-        `deadline` is the request's, on the sender's clock. Raises TransferError (aborted,
-        repeated_transfer) for an id that was cancelled or used before; nothing is offered then.
+        `deadline` is the request's, on the sender's clock. The lease of an id that was cancelled or
+        used before ends at once. Raises TransferError (repeated_transfer) if the id is in use.
         """
         with self._changed:
-            self._leases.offer(
-                transfer_id,
-                num_blocks=num_blocks,
-                first_block=first_block,
-                now=self._clock.now(),
-                deadline=deadline,
-            )
+            try:
+                self._leases.offer(
+                    transfer_id,
+                    num_blocks=num_blocks,
+                    first_block=first_block,
+                    now=self._clock.now(),
+                    deadline=deadline,
+                )
+            except TransferError as error:
+                if self._leases.is_live(transfer_id):
+                    raise
+                self._stats.failed(error.reason)
+                self._on_event(LeaseEnded(transfer_id, LeaseOutcome.CANCELLED))
             self._changed.notify_all()
 
     def grant(self, transfer_id: str, first_block: int, blocks: Sequence[int]) -> None:

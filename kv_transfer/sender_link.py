@@ -142,7 +142,7 @@ class SenderLink:
 
     def _pack(self, piece: Piece, buffers: Sequence[torch.Tensor]) -> bool:
         """Copies and announces; False if the lease ended meanwhile. Its blocks are free after."""
-        packed = announced = False
+        packed = False
         try:
             for lane, buffer in zip(self._lanes, buffers, strict=True):
                 self._storage.pack(piece.blocks, lane.heads, out=buffer)
