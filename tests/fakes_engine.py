@@ -68,6 +68,7 @@ class FakeExecutor:
     def _context(self, step: StepInput, row: int) -> list[int]:
         length = int(step.context_lens[row])
         num_blocks = -(-length // self.block_size)
-        tokens = self.slots[step.block_tables[row, :num_blocks]].reshape(-1)[:length].tolist()
+        slots = self.slots[step.block_tables[row, :num_blocks]].reshape(-1)[:length]
+        tokens = [int(token) for token in slots]
         assert UNWRITTEN not in tokens, "read KV that was never written"
         return tokens
