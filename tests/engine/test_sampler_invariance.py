@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -18,11 +17,11 @@ PLAIN = SamplingParams(max_tokens=99)
 
 
 @pytest.fixture(params=[1, 2], ids=["one-thread", "two-threads"])
-def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
+def num_threads(request: pytest.FixtureRequest, one_compute_thread: None) -> int:
+    """Set after the fixture that makes it one, which also restores it."""
+    number: int = request.param
+    torch.set_num_threads(number)
+    return number
 
 
 def mixed_rows(num_rows: int) -> list[SampleRow]:
