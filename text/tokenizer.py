@@ -44,7 +44,8 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text. `add_special_tokens` adds what the model expects around a plain
-        text (for many: a begin token); texts from chat templates already have it.
+        text (for many: a begin token); texts from chat templates already have it. Bytes that the
+        vocabulary has no token for are left out, as they were in training.
 
         Raises BadRequestError for text that is not valid Unicode or that the model has no
         embedding for.
