@@ -15,6 +15,7 @@ from cluster.assembly import real_makers
 from cluster.logs import configure_logging
 from cluster.run_record import Run
 from cluster.serving import serve
+from core.clock import Clock, MonotonicClock
 from core.config import Config
 
 
@@ -26,13 +27,20 @@ def launch(config: Config, use: Callable[[Run], Awaitable[None]]) -> int:
     card = fetch_card(config.model)
     name = config.model.served_model_name or card.name
     return asyncio.run(
-        serve(config, real_makers(), model_name=name, progress=show_progress, use=use)
+        serve(config, real_makers(), model_name=name, progress=StartLog(MonotonicClock()), use=use)
     )
 
 
-def show_progress(name: str, line: str) -> None:
-    """One line for each step of a start."""
-    typer.secho(f"  {name:<12} {line}", err=True, dim=True)
+class StartLog:
+    """Writes one line for each step of a start, with the seconds since its beginning."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._began = clock.now()
+
+    def __call__(self, name: str, line: str) -> None:
+        elapsed_s = self._clock.now() - self._began
+        typer.secho(f"{elapsed_s:6.1f} s  {name:<12} {line}", err=True, dim=True)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from core.config import LoggingConfig
 
+CHATTY = ("httpx", "httpcore", "asyncio", "urllib3", "filelock")
+"""Libraries that log every request as info."""
 TEXT_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
@@ -33,6 +35,9 @@ def configure_logging(config: LoggingConfig) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if config.json_lines else logging.Formatter(TEXT_FORMAT))
     logging.basicConfig(level=config.level.upper(), handlers=[handler], force=True)
+    if config.level != "debug":
+        for name in CHATTY:
+            logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def redirect_output(file: Path) -> None:

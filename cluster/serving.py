@@ -51,7 +51,7 @@ async def serve(
         cluster = RayCluster(config, makers, log_dir=directory.log_dir, hooks=hooks)
         with StopSignals(stop_s + FORCE_MARGIN_S, notes.remove_litter) as signals:
             try:
-                return await _run(cluster, notes, signals.requested, use)
+                return await _run(cluster, notes, signals, use)
             finally:
                 signals.arm()
                 await cluster.close(stop_s)
@@ -60,17 +60,18 @@ async def serve(
 async def _run(
     cluster: RayCluster,
     notes: _Notes,
-    requested: asyncio.Event,
+    signals: StopSignals,
     use: Callable[[Run], Awaitable[None]],
 ) -> int:
     async def whole() -> int:
         await cluster.open()
+        signals.take_over()  # Ray's handlers print a trace at every SIGTERM
         notes.opened(cluster.session.address, cluster.session.temp_dir)
         await cluster.start()
         using = _as_coroutine(use(notes.write()))
         return await _first(using, _failed(cluster))
 
-    return await _first(whole(), _stopped(requested))
+    return await _first(whole(), _stopped(signals.requested))
 
 
 async def _stopped(requested: asyncio.Event) -> int:

@@ -49,7 +49,8 @@ class StopSignals:
     def __enter__(self) -> StopSignals:
         self._thread.start()
         self._wakeup_before = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        self._before = [(number, signal.signal(number, _noted)) for number in SIGNALS]
+        self._before = [(number, signal.getsignal(number)) for number in SIGNALS]
+        self.take_over()
         return self
 
     def __exit__(
@@ -66,6 +67,11 @@ class StopSignals:
         self._thread.join()
         self._reader.close()
         self._writer.close()
+
+    def take_over(self) -> None:
+        """Puts our handlers in place again, after a library has put in its own."""
+        for number in SIGNALS:
+            signal.signal(number, _noted)
 
     def arm(self) -> None:
         """Starts the grace time without a signal: the process stops for a reason of its own."""
