@@ -1,8 +1,8 @@
 """The Jinja environment that chat templates run in: no side effects, and an end in sight.
 
 A template is a program from a stranger. Jinja's sandbox keeps it away from Python's internals; a
-budget keeps it from running without end: each turn of a loop and each call of a macro takes a
-step, and operators must not make huge values. What is left open are single calls of string methods
+budget keeps it from running without end: turns of loops and calls of macros take
+steps, and operators must not make huge values. What is left open are single calls of string methods
 with huge widths, so templates sent by clients still deserve a second thought.
 """
 
@@ -25,6 +25,8 @@ from core.clock import Clock
 
 # 1,000 messages with 100 tools take some 10,000 steps; a million take about 0.3 s.
 MAX_STEPS = 1_000_000
+# A macro call takes about as long as ten turns of a loop.
+_MACRO_STEPS = 10
 # For steps that are long themselves (filters over long lists).
 MAX_RENDER_S = 10.0
 # The longest contexts in use are a few million tokens of about 4 characters.
@@ -45,8 +47,8 @@ class Budget:
         self._steps = MAX_STEPS
         self._chars = MAX_CHARS
 
-    def take_step(self) -> None:
-        self._steps -= 1
+    def take_steps(self, num_steps: int) -> None:
+        self._steps -= num_steps
         if self._steps < 0 or self._clock.now() > self._deadline:
             raise SecurityError("the chat template takes too long")
 
@@ -114,7 +116,7 @@ class _Metering(NodeTransformer):
 
     def visit_Macro(self, node: nodes.Macro) -> nodes.Macro:
         self.generic_visit(node)
-        node.body.insert(0, nodes.ExprStmt(_step()))
+        node.body.insert(0, nodes.ExprStmt(_step(_MACRO_STEPS)))
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Call:
@@ -133,16 +135,16 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _step() -> nodes.Test:
+def _step(num_steps: int = 1) -> nodes.Test:
     # A test, because the sandbox calls those directly: a checked call costs four times as much.
-    return nodes.Test(nodes.Const(None), _STEP, [], [], None, None)
+    return nodes.Test(nodes.Const(num_steps), _STEP, [], [], None, None)
 
 
 @pass_context
-def _take_step(context: Context, value: None) -> bool:
+def _take_step(context: Context, num_steps: int) -> bool:
     budget = context.parent[_BUDGET]
     assert isinstance(budget, Budget)
-    budget.take_step()
+    budget.take_steps(num_steps)
     return True
 
 
