@@ -137,6 +137,9 @@ class DecodeRole:
             if drawn:
                 self._emit(chunk, drawn, now)
 
+    def fail(self, transfer_id: str, code: str, message: str) -> None:
+        self._fail(transfer_id, code, message)
+
     def take_events(self) -> list[WorkerEvent]:
         events, self._events = self._events, []
         return events

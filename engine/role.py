@@ -51,6 +51,10 @@ class Role(Protocol):
         """Takes what the step sampled, one for each (chunk, choice) of the plan in order."""
         ...
 
+    def fail(self, transfer_id: str, code: str, message: str) -> None:
+        """Ends an attempt that can't be computed; the planned step is not completed."""
+        ...
+
     def take_events(self) -> list[WorkerEvent]:
         """Events for routers since the last call, in order."""
         ...

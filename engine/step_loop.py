@@ -23,7 +23,8 @@ from core.load import LoadReport
 from engine.batch import StepInput, flatten, sample_rows
 from engine.plan import StepPlan
 from engine.role import Role
-from engine.sampler import Sampled, SampleRow
+from engine.sample_row import SampleRow
+from engine.sampler import NonFiniteLogitsError, Sampled
 from protos.codec import WorkerEvent
 
 _IDLE_WAIT_S = 60.0
@@ -123,7 +124,7 @@ class StepLoop:
                 self._role.handle(message, self._clock.now())
         plan = self._role.schedule(self._clock.now())
         if plan is not None:
-            self._role.complete(plan, self._compute(plan), self._clock.now())
+            self._step(plan)
         self._load = self._role.load()
         self._busy_since = None if plan is None else self._clock.now()
         events = self._role.take_events()
@@ -135,9 +136,18 @@ class StepLoop:
             for action in waiting:
                 action()
 
-    def _compute(self, plan: StepPlan) -> list[Sampled]:
-        step = flatten(plan, self._block_size)
-        return self._executor.execute(step, sample_rows(plan, self._eos_token_ids))
+    def _step(self, plan: StepPlan) -> None:
+        """Computes and completes the plan. Attempts without finite logits fail alone: the step is
+        dropped, and planned again without them."""
+        rows = sample_rows(plan, self._eos_token_ids)
+        try:
+            sampled = self._executor.execute(flatten(plan, self._block_size), rows)
+        except NonFiniteLogitsError as error:
+            owners = [c.sequence.transfer_id for c in plan.chunks for _ in c.sample_choices]
+            for transfer_id in {owners[row] for row in error.rows}:
+                self._role.fail(transfer_id, error.code, error.message)
+            return
+        self._role.complete(plan, sampled, self._clock.now())
 
     def _take(self) -> list[object]:
         """All messages; while no step is due, waits for one or for the role's deadline."""

@@ -136,6 +136,9 @@ class PrefillRole:
             else:
                 self._scheduler.release_outside_window(chunk.sequence)
 
+    def fail(self, transfer_id: str, code: str, message: str) -> None:
+        self._fail(transfer_id, code, message)
+
     def take_events(self) -> list[WorkerEvent]:
         events, self._events = self._events, []
         return events

@@ -7,14 +7,14 @@ import threading
 from fakes_engine import FakeExecutor, reference_output
 from fakes_pair import MemoryTransfers, attempt
 
-from core.request import TokenEvent
+from core.request import AttemptFailed, TokenEvent
 from decode_worker.role import DecodeRole
 from decode_worker.scheduler import DecodeLimits, DecodeScheduler
 from engine.batch import StepInput
 from engine.intake import Limits
 from engine.role import Cancel, Submit
 from engine.sample_row import SampleRow
-from engine.sampler import Sampled
+from engine.sampler import NonFiniteLogitsError, Sampled
 from engine.step_loop import Executor, StepLoop
 from kv_cache.block_pool import BlockPool
 from protos.codec import WorkerEvent
@@ -143,6 +143,34 @@ def test_what_escapes_a_step_ends_the_loop_and_is_told_once() -> None:
     house.loop.post(Submit(attempt("a", range(4))))
     assert house.failed.wait(WAIT_S)
     assert [str(e) for e in house.failures] == ["the device is gone"]
+    assert house.loop.stop(WAIT_S)
+
+
+class NotANumber:
+    """An executor whose model has no finite logits for one prompt."""
+
+    def __init__(self, inner: FakeExecutor, bad_token: int) -> None:
+        self._inner = inner
+        self._bad_token = bad_token
+
+    def execute(self, step: StepInput, rows: list[SampleRow]) -> list[Sampled]:
+        last_tokens = step.token_ids[step.logits_rows].tolist()
+        bad = [row for row, token in enumerate(last_tokens) if token == self._bad_token]
+        if bad:
+            raise NonFiniteLogitsError(tuple(bad))
+        return self._inner.execute(step, rows)
+
+
+def test_an_attempt_without_finite_logits_fails_alone() -> None:
+    fake = FakeExecutor(32, 4)
+    house = Harness(NotANumber(fake, bad_token=77))
+    house.loop.post(Submit(attempt("bad", [5, 6, 77], max_tokens=4)))
+    house.loop.post(Submit(attempt("good", range(10, 15), max_tokens=4)))
+    house.loop.start()
+    house.wait_idle()
+    failures = [e for e in house.events if isinstance(e, AttemptFailed)]
+    assert [(e.transfer_id, e.code) for e in failures] == [("bad", "non_finite_logits")]
+    assert house.tokens("good") == reference_output(range(10, 15), 4, 7, 0)
     assert house.loop.stop(WAIT_S)
 
 
