@@ -1,0 +1,137 @@
+"""The sending thread of one link, driven without gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Sequence
+
+import pytest
+import torch
+from fakes_kv_peers import FIRST_TOKENS, LONG_S, SPEC, Inbox, random_storage
+
+from core.clock import MonotonicClock
+from kv_cache.storage import KVStorage
+from kv_transfer.events import LeaseEnded, LeaseOutcome
+from kv_transfer.layout import plan_routes
+from kv_transfer.memory_link import MemoryLinkMaker
+from kv_transfer.outbox import Outbox
+from kv_transfer.sender import Sender
+from kv_transfer.sender_link import SenderLink
+from kv_transfer.staging import StagingLimits
+from kv_transfer.stats import TransferStats
+from protos import kv_transfer_pb2 as pb
+
+HEADS_OF_TWO_RANKS = ((0,), (1,))
+
+
+class _Setting:
+    """A sender with one link over in-memory data links; the test plays D."""
+
+    def __init__(self, storage: KVStorage, decode_heads: Sequence[Sequence[int]]) -> None:
+        self.inbox, self.links, stats = Inbox(), MemoryLinkMaker(), TransferStats()
+        self.clock = MonotonicClock()
+        self.sender = Sender(
+            lease_s=LONG_S, overlap=True, clock=self.clock, on_event=self.inbox.post, stats=stats
+        )
+        self.loop = asyncio.new_event_loop()
+        self.outbox = Outbox(self.loop, heartbeat=pb.LinkEvent(), timeout_s=LONG_S)
+        self.link = SenderLink(
+            "link",
+            self.sender,
+            storage,
+            self.links,
+            self.outbox,
+            routes=tuple(enumerate(plan_routes([[0, 1]], decode_heads))),
+            limits=StagingLimits(4 * SPEC.bytes_per_block, 2),
+            timeout_s=LONG_S,
+            stats=stats,
+        )
+        self.link.start()
+
+    def pull(self, transfer_id: str, blocks: list[int]) -> None:
+        deadline = self.clock.now() + LONG_S
+        self.sender.offer(transfer_id, num_blocks=len(blocks), first_block=0, deadline=deadline)
+        self.sender.open_pull("link", transfer_id, 0)
+        self.sender.grant(transfer_id, 0, blocks)
+
+    def stop(self) -> None:
+        self.sender.stop(LONG_S)
+        self.link.join(LONG_S)
+        self.loop.close()
+
+
+@pytest.fixture
+def settings() -> Iterator[list[_Setting]]:
+    made: list[_Setting] = []
+    yield made
+    for setting in made:
+        setting.stop()
+
+
+def test_each_decode_rank_gets_its_heads_over_a_data_link_of_its_own(
+    settings: list[_Setting],
+) -> None:
+    storage = random_storage(5)
+    setting = _Setting(storage, HEADS_OF_TWO_RANKS)
+    settings.append(setting)
+    ends = [setting.links.dial(setting.links.host(), f"link/{rank}", LONG_S) for rank in (0, 1)]
+    setting.pull("t", [4, 2])
+    for rank, end in enumerate(ends):
+        expected = storage.pack([4, 2], slice(rank, rank + 1))
+        buffer = torch.zeros_like(expected)
+        end.recv(buffer).wait(LONG_S)
+        assert torch.equal(buffer, expected)
+    setting.sender.close("t", FIRST_TOKENS)
+    setting.sender.acked("link", 1)
+    assert setting.inbox.take(LeaseEnded).outcome is LeaseOutcome.COMPLETED
+
+
+class _SlowStorage(KVStorage):
+    """Packs only when told to, or fails."""
+
+    def __init__(self) -> None:
+        super().__init__(SPEC, 8)
+        self.packing, self.go_on = threading.Event(), threading.Event()
+        self.broken = False
+
+    def pack(
+        self,
+        blocks: Sequence[int],
+        head_slice: slice | None = None,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        self.packing.set()
+        assert self.go_on.wait(LONG_S)
+        if self.broken:
+            raise RuntimeError("the device is gone")
+        return super().pack(blocks, head_slice, out)
+
+
+def test_a_lease_that_is_cancelled_while_it_is_packed_ends_after_the_packing(
+    settings: list[_Setting],
+) -> None:
+    storage = _SlowStorage()
+    setting = _Setting(storage, [[0, 1]])
+    settings.append(setting)
+    setting.links.dial(setting.links.host(), "link/0", LONG_S)
+    setting.pull("t", [4, 2])
+    assert storage.packing.wait(LONG_S)
+    setting.sender.cancel("t", "aborted")
+    assert setting.inbox.is_empty(), "its blocks are being read"
+    storage.go_on.set()
+    assert setting.inbox.take(LeaseEnded) == LeaseEnded("t", LeaseOutcome.CANCELLED)
+    assert setting.sender.num_leases == 0
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_packing_that_fails_ends_the_link_and_its_leases(settings: list[_Setting]) -> None:
+    storage = _SlowStorage()
+    storage.broken = True
+    setting = _Setting(storage, [[0, 1]])
+    settings.append(setting)
+    setting.links.dial(setting.links.host(), "link/0", LONG_S)
+    setting.pull("t", [4, 2])
+    storage.go_on.set()
+    assert setting.inbox.take(LeaseEnded) == LeaseEnded("t", LeaseOutcome.PEER_LOST)
+    assert setting.inbox.is_empty() and setting.sender.num_leases == 0
