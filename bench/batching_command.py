@@ -14,6 +14,7 @@ from bench.batching_over_http import batching_on_server
 from bench.client import Target
 from bench.layouts import combined
 from bench.lengths import parse_lengths
+from bench.offline import batching_offline, offline_config
 from bench.options import JsonOption, RepeatsOption, SeedOption, SetOption
 from bench.report import write_json
 from bench.runner import LoopTimer
@@ -27,7 +28,10 @@ def batching(
     base_url: Annotated[
         str | None, typer.Option(help="A running server. Default: a combined one of our own.")
     ] = None,
-    model: Annotated[str, typer.Option(help="Model to ask for. Default: the first listed.")] = "",
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Run the engine in this process, without a server.")
+    ] = False,
+    model: Annotated[str, typer.Option(help="Model to ask for. Default: the server's own.")] = "",
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at once; group size.")] = 32,
     num_requests: Annotated[int, typer.Option(min=1)] = 128,
     input_len: Annotated[str, typer.Option(help="Prompt tokens.")] = "16",
@@ -44,21 +48,31 @@ def batching(
     """
     lengths = parse_lengths(input_len), parse_lengths(output_range)
     items = list(take(synthetic_items(*lengths, seed), num_requests=num_requests, duration_s=None))
-    settings = {**combined(os.cpu_count() or 1), **parse_settings(overrides or [])}
-
-    async def run() -> BatchingReport:
-        async with server_at(base_url, settings) as url:
-            return await _measure(url, model, items, concurrency, repeats)
-
-    report = asyncio.run(run())
+    settings = parse_settings(overrides or [])
+    if offline:
+        config = offline_config(model, settings, max_num_seqs=concurrency)
+        report = batching_offline(config, items, concurrency=concurrency, repeats=repeats)
+    else:
+        settings = {**combined(os.cpu_count() or 1), **settings}
+        report = asyncio.run(_on_server(base_url, settings, model, items, concurrency, repeats))
     Console().print(batching_table([report]))
     if json_file is not None:
         write_json(json_file, report)
 
 
-async def _measure(
-    url: str, model: str, items: list[WorkItem], concurrency: int, repeats: int
+async def _on_server(
+    base_url: str | None,
+    settings: dict[str, str],
+    model: str,
+    items: list[WorkItem],
+    concurrency: int,
+    repeats: int,
 ) -> BatchingReport:
-    target = Target(base_url=url, model=model, ignore_eos=True)
-    timer = LoopTimer(MonotonicClock())
-    return await batching_on_server(target, items, timer, concurrency=concurrency, repeats=repeats)
+    async with server_at(base_url, settings) as url:
+        return await batching_on_server(
+            Target(base_url=url, model=model, ignore_eos=True),
+            items,
+            LoopTimer(MonotonicClock()),
+            concurrency=concurrency,
+            repeats=repeats,
+        )

@@ -8,11 +8,12 @@ from bench.batching_command import batching
 from bench.handoff_command import handoff
 from bench.serve_command import serve
 from bench.suite_command import suite
+from bench.throughput_command import throughput
 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     help="Measure servers and engines: latency and throughput under load, side by side.",
 )
-for verb in (serve, batching, handoff, suite):
+for verb in (serve, throughput, batching, handoff, suite):
     app.command()(verb)

@@ -9,7 +9,7 @@ import typer
 
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", help="section.key=value for the servers that this starts."),
+    typer.Option("--set", help="section.key=value, for what this starts."),
 ]
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the report there, as JSON.")]
 SeedOption = Annotated[str, typer.Option(help="Equal seeds send equal requests.")]

@@ -39,6 +39,10 @@ class TokenRange:
         if not 0 <= self.low < self.high:
             raise ConfigError(f"token range {self.low}:{self.high}: expected 0 <= low < high")
 
+    def within(self, vocab_size: int) -> TokenRange:
+        """The same ids if the vocabulary has them all, else the upper three quarters of its own."""
+        return self if self.high <= vocab_size else TokenRange(vocab_size // 4, vocab_size)
+
 
 def parse_token_range(text: str) -> TokenRange:
     """Reads `1000:30000`; raises ConfigError."""

@@ -13,6 +13,7 @@ from bench.handoff import HandoffReport
 from bench.kv_watch import Waste
 from bench.report import PointReport, ServeReport
 from bench.stats import Distribution
+from bench.throughput import ThroughputReport
 from core.metric_names import KV_HANDOFF_SECONDS, TRANSFER_SECONDS
 
 _WORKERS_SAY = {
@@ -68,6 +69,20 @@ def _point_cells(point: PointReport) -> list[str]:
     if point.goodput_rps is not None and point.slo_attainment is not None:
         cells.append(f"{point.goodput_rps:.2f} ({point.slo_attainment:.0%})")
     return cells
+
+
+def throughput_table(report: ThroughputReport) -> Table:
+    """One row per figure."""
+    table = Table(title=f"Offline throughput, {report.model}", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_row("requests", f"{report.num_requests} x {report.repeats} repetitions")
+    table.add_row("tokens", f"{report.num_prompt_tokens} in, {report.num_output_tokens} out")
+    table.add_row("time, median", f"{report.duration_s:.2f} s")
+    table.add_row("requests/s", f"{report.requests_per_s:.2f}")
+    table.add_row("output tokens/s", f"{report.output_tokens_per_s:.1f}")
+    table.add_row("all tokens/s", f"{report.total_tokens_per_s:.1f}")
+    return table
 
 
 def batching_table(reports: Sequence[BatchingReport]) -> Table:
