@@ -21,12 +21,14 @@ def file_lock(path: Path, *, timeout_s: float) -> Iterator[None]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     acquired: SimpleQueue[IO[str] | OSError] = SimpleQueue()
-    # The system call that waits for a lock knows no deadline, so a thread waits in our place. If
-    # it wins too late nobody takes the file from the queue, which closes it and so unlocks it.
-    threading.Thread(target=_acquire, args=(path, acquired), daemon=True).start()
+    given_up = threading.Event()
+    # The system call that waits for a lock knows no deadline, so a thread waits in our place.
+    threading.Thread(target=_acquire, args=(path, acquired, given_up), daemon=True).start()
     try:
         file = acquired.get(timeout=timeout_s)
     except Empty:
+        given_up.set()
+        _let_go(acquired)
         raise ConfigError(f"another process holds {path} for more than {timeout_s:.0f} s") from None
     if isinstance(file, OSError):
         raise ConfigError(f"cannot lock {path}: {file}")
@@ -34,11 +36,25 @@ def file_lock(path: Path, *, timeout_s: float) -> Iterator[None]:
         yield
 
 
-def _acquire(path: Path, acquired: SimpleQueue[IO[str] | OSError]) -> None:
+def _acquire(
+    path: Path, acquired: SimpleQueue[IO[str] | OSError], given_up: threading.Event
+) -> None:
     try:
         file = path.open("a")
         fcntl.flock(file, fcntl.LOCK_EX)
     except OSError as error:
         acquired.put(error)
-    else:
-        acquired.put(file)
+        return
+    acquired.put(file)
+    if given_up.is_set():
+        _let_go(acquired)
+
+
+def _let_go(acquired: SimpleQueue[IO[str] | OSError]) -> None:
+    """Unlocks what was won too late; whichever side comes second finds it in the queue."""
+    try:
+        file = acquired.get_nowait()
+    except Empty:
+        return
+    if not isinstance(file, OSError):
+        file.close()
