@@ -2,7 +2,8 @@
 
     first signal    `requested` is set: drain, then stop
     second signal   `hurry` is set: skip the drain
-    grace is over   last words, then the process exits at once
+    grace is over   last words, then the process exits at once, also when the block has been left:
+                    an interpreter that waits for its threads is no excuse
 
 The C-level signal handler writes the signal's number to a socket that a thread of its own reads, so
 this works while the main thread sits in a native call and Python's handlers cannot run.
@@ -64,9 +65,6 @@ class StopSignals:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         signal.set_wakeup_fd(self._wakeup_before)
         self._writer.send(bytes([_CLOSE]))
-        self._thread.join()
-        self._reader.close()
-        self._writer.close()
 
     def take_over(self) -> None:
         """Puts our handlers in place again, after a library has put in its own."""
@@ -78,23 +76,27 @@ class StopSignals:
         self._writer.send(bytes([_ARM]))
 
     def _watch(self) -> None:
-        deadline: float | None = None
-        while True:
-            self._reader.settimeout(None if deadline is None else max(1e-3, deadline - _now()))
-            try:
-                number = self._reader.recv(1)[0]
-            except TimeoutError:
-                self._exit_overdue()
-            if number == _CLOSE:
-                return
-            self._notify(number, again=deadline is not None)
-            deadline = deadline or _now() + self._grace_s
+        with self._reader, self._writer:
+            deadline = self._watch_for_first()
+            while deadline is not None:
+                self._reader.settimeout(max(1e-3, deadline - time.monotonic()))
+                try:
+                    self._notify(self._reader.recv(1)[0], again=True)
+                except TimeoutError:
+                    self._exit_overdue()
+
+    def _watch_for_first(self) -> float | None:
+        """When the process must be gone; None if the block was left without any reason to stop."""
+        number = self._reader.recv(1)[0]
+        if number == _CLOSE:
+            return None
+        self._notify(number, again=False)
+        return time.monotonic() + self._grace_s
 
     def _notify(self, number: int, *, again: bool) -> None:
-        if number == _ARM or number in SIGNALS:
-            self._loop.call_soon_threadsafe(self.requested.set)
-        if again and number in SIGNALS:
-            self._loop.call_soon_threadsafe(self.hurry.set)
+        event = self.hurry if again and number in SIGNALS else self.requested
+        if number != _CLOSE:
+            self._loop.call_soon_threadsafe(event.set)
 
     def _exit_overdue(self) -> None:
         if self._last_words is not None:
@@ -104,7 +106,3 @@ class StopSignals:
 
 def _noted(number: int, frame: FrameType | None) -> None:
     """The wake-up socket has already carried the signal to the watching thread."""
-
-
-def _now() -> float:
-    return time.monotonic()

@@ -104,7 +104,8 @@ class Supervisor:
             log.info("%s is started again in %g s", self.name, delay_s)
             await asyncio.sleep(delay_s)
         try:
-            await self._launch(lambda line: log.info("%s: %s", self.name, line))
+            ready = await self._launch(lambda line: log.info("%s: %s", self.name, line))
+            log.info("%s serves again, as process %d", self.name, ready.pid)
         except TandemError as error:
             log.warning("%s did not start: %s", self.name, error.message)
 

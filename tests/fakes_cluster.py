@@ -10,9 +10,9 @@ import uuid
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 
-from cluster.shell import Endpoints, Progress
+from cluster.shell import Endpoints, MakeWorker, Progress, Router, Worker
 from core.config import Config
-from core.errors import CapacityError
+from core.errors import CapacityError, WorkerLostError
 from core.request import Phase
 from state.store import Member, Store
 
@@ -85,6 +85,30 @@ class StuckWorker(StandInWorker):
         await asyncio.Event().wait()
 
 
+class SlowWorker(StandInWorker):
+    """A worker that drains for ever, and stops at once."""
+
+    async def drain(self, timeout_s: float) -> None:
+        print("draining", flush=True)  # noqa: T201
+        await asyncio.Event().wait()
+
+
+class LoadingWorker(StandInWorker):
+    """A worker that never finishes loading."""
+
+    async def start(self, progress: Progress) -> Member:
+        print("loading", flush=True)  # noqa: T201
+        await asyncio.Event().wait()
+        raise AssertionError("nobody sets this event")
+
+
+class FailingWorker(StandInWorker):
+    """A worker whose step loop dies as soon as it is ready."""
+
+    async def wait_failed(self) -> None:
+        raise WorkerLostError("the step loop died")
+
+
 class StandInRouter:
     """Answers every HTTP request with the members it sees, as JSON."""
 
@@ -119,21 +143,20 @@ class StandInRouter:
         await writer.wait_closed()
 
 
-async def make_worker(config: Config, role: Phase, worker_id: str, store: Store) -> StandInWorker:
-    return StandInWorker(config, role, worker_id, store)
+def _maker(kind: type[StandInWorker]) -> MakeWorker:
+    async def make(config: Config, role: Phase, worker_id: str, store: Store) -> Worker:
+        return kind(config, role, worker_id, store)
+
+    return make
 
 
-async def make_refusing_worker(
-    config: Config, role: Phase, worker_id: str, store: Store
-) -> StandInWorker:
-    return RefusingWorker(config, role, worker_id, store)
+make_worker = _maker(StandInWorker)
+make_refusing_worker = _maker(RefusingWorker)
+make_stuck_worker = _maker(StuckWorker)
+make_slow_worker = _maker(SlowWorker)
+make_loading_worker = _maker(LoadingWorker)
+make_failing_worker = _maker(FailingWorker)
 
 
-async def make_stuck_worker(
-    config: Config, role: Phase, worker_id: str, store: Store
-) -> StandInWorker:
-    return StuckWorker(config, role, worker_id, store)
-
-
-async def make_router(config: Config, store: Store) -> StandInRouter:
+async def make_router(config: Config, store: Store) -> Router:
     return StandInRouter(config, store)

@@ -100,6 +100,19 @@ def test_a_stop_of_its_own_has_the_same_deadline() -> None:
         assert rest(started)[0] == EXIT_OVERDUE
 
 
+def test_a_thread_that_outlives_the_block_does_not_outlive_the_grace() -> None:
+    body = """
+say('ready')
+import threading
+asyncio.get_running_loop().run_in_executor(None, threading.Event().wait)
+await signals.requested.wait()
+say('leaving')
+"""
+    with process(body, "(0.5,)") as started:
+        started.send_signal(signal.SIGTERM)
+        assert rest(started) == (EXIT_OVERDUE, "leaving\n")
+
+
 def test_handlers_are_put_back_afterwards() -> None:
     body = """
 say('ready')

@@ -1,0 +1,162 @@
+"""Serving on a real Ray, with stand-ins for engine and router: life, death and clean stop."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from fakes_process import Child, child, python
+
+from cluster import litter
+from cluster.run_record import Run, live_runs
+
+SERVE = """
+import asyncio, sys
+import fakes_cluster
+from cluster.logs import configure_logging
+from cluster.serving import serve
+from cluster.shell import Makers
+from core.config import load_config
+from core.errors import TandemError
+maker, *overrides = sys.argv[1:]
+config = load_config(environ={}, overrides=["router.http_port=0", *overrides])
+configure_logging(config.logging)
+makers = Makers(getattr(fakes_cluster, maker), fakes_cluster.make_router)
+async def use(run):
+    print("serving", run.http_address, flush=True)
+    await asyncio.Event().wait()
+try:
+    sys.exit(asyncio.run(serve(
+        config, makers, model_name="m", use=use,
+        progress=lambda name, line: print("progress", name, line, flush=True),
+    )))
+except TandemError as error:
+    sys.exit(f"refused: {error}")
+"""
+
+
+@contextlib.contextmanager
+def serving(root: Path, maker: str, *overrides: str) -> Iterator[Child]:
+    settings = [f"cluster.run_dir={root}", "worker.heartbeat_s=0.5", *overrides]
+    with child([*python(SERVE), maker, *settings]) as started:
+        try:
+            yield started
+        finally:
+            started.process.kill()
+            started.end()
+            litter.sweep(root)
+
+
+def the_run(root: Path) -> Run:
+    (run,) = live_runs(root)
+    return run
+
+
+def pid_of(run: Run, name: str) -> int:
+    return next(process.pid for process in run.processes if process.name == name)
+
+
+def assert_nothing_left(run: Run, root: Path, shared_memory: set[str]) -> None:
+    temp_dir = Path(run.temp_dir)
+    assert litter.processes_of(temp_dir) == set()
+    assert not temp_dir.exists()
+    assert live_runs(root) == []
+    assert not list(root.glob("*/run.json"))
+    # A pid that is somebody else's by now would not be a child of init or of us.
+    assert not [process.name for process in run.processes if is_ours(process.pid)]
+    assert set(os.listdir("/dev/shm")) <= shared_memory
+
+
+def is_ours(pid: int) -> bool:
+    try:
+        return b"tandem" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except FileNotFoundError:
+        return False
+
+
+@pytest.fixture
+def shared_memory() -> set[str]:
+    """What lies in shared memory before the test."""
+    return set(os.listdir("/dev/shm"))
+
+
+def test_a_killed_worker_is_replaced_and_a_signal_leaves_nothing(
+    tmp_path: Path, shared_memory: set[str]
+) -> None:
+    with serving(tmp_path, "make_worker") as started:
+        http = started.wait_for("serving").split()[1]
+        first = the_run(tmp_path)
+        names = [process.name for process in first.processes]
+        assert sorted(names) == ["decode-0", "prefill-0", "router"]
+        assert names[-1] == "router"
+        assert sorted(httpx.get(f"http://{http}/", timeout=20.0).json()) == [
+            "decode-0",
+            "prefill-0",
+        ]
+
+        os.kill(pid_of(first, "prefill-0"), signal.SIGKILL)
+        started.wait_for("prefill-0 serves again")
+        second = the_run(tmp_path)
+        assert pid_of(second, "prefill-0") != pid_of(first, "prefill-0")
+        assert pid_of(second, "decode-0") == pid_of(first, "decode-0")
+
+        os.kill(pid_of(second, "router"), signal.SIGKILL)
+        started.wait_for("router serves again")
+        third = the_run(tmp_path)
+        assert "prefill-0" in httpx.get(f"http://{third.http_address}/", timeout=20.0).json()
+
+        started.process.send_signal(signal.SIGTERM)
+        assert started.end() == 0
+        assert_nothing_left(third, tmp_path, shared_memory)
+        assert sorted(log.name for log in tmp_path.glob("*/logs/*.log")) == [
+            "decode-0.log",
+            "prefill-0.log",
+            "router.log",
+        ]
+
+
+def test_a_worker_that_hangs_is_replaced(tmp_path: Path) -> None:
+    with serving(tmp_path, "make_worker", "worker.stuck_after_s=0.5") as started:
+        started.wait_for("serving")
+        before = the_run(tmp_path)
+        os.kill(pid_of(before, "decode-0"), signal.SIGSTOP)
+        started.wait_for("decode-0 serves again")
+        assert pid_of(the_run(tmp_path), "decode-0") != pid_of(before, "decode-0")
+        assert not is_ours(pid_of(before, "decode-0"))
+        started.process.send_signal(signal.SIGINT)
+        assert started.end() == 0
+
+
+def test_workers_that_cannot_stop_are_ended_within_the_grace(
+    tmp_path: Path, shared_memory: set[str]
+) -> None:
+    with serving(tmp_path, "make_stuck_worker") as started:
+        started.wait_for("serving")
+        run = the_run(tmp_path)
+        started.process.send_signal(signal.SIGTERM)
+        started.end()
+        assert_nothing_left(run, tmp_path, shared_memory)
+
+
+def test_a_start_that_is_refused_names_the_reason_and_leaves_nothing(
+    tmp_path: Path, shared_memory: set[str]
+) -> None:
+    with serving(tmp_path, "make_refusing_worker") as started:
+        started.wait_for("placing")
+        run = the_run(tmp_path)
+        assert started.end() == 1
+        assert "refused: needs 80 GiB, has 8 GiB" in started.output
+        assert_nothing_left(run, tmp_path, shared_memory)
+
+
+def test_a_process_that_keeps_dying_ends_the_serving(tmp_path: Path) -> None:
+    with serving(tmp_path, "make_worker", "cluster.max_restarts=0") as started:
+        started.wait_for("serving")
+        os.kill(pid_of(the_run(tmp_path), "decode-0"), signal.SIGKILL)
+        assert started.end() == 1
+        assert "decode-0 cannot be kept alive" in started.output
