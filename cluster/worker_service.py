@@ -3,7 +3,8 @@
     hello           refused unless it names this epoch; answered with a welcome
     prefill/decode  the attempt belongs to the session from now on; posted to the step loop
     events          come from the step loop, go to the session that owns the attempt
-    load            sent when something changed, at most every `load_report_s`
+    load            sent when it changed, at most every `load_report_s`, and as a sign of life
+                at least every `heartbeat_s`
     end             by either side: every attempt the session still owns is cancelled
 
 Everything here runs on the event loop; only `deliver` may be called from elsewhere.
@@ -20,6 +21,7 @@ import grpc
 
 from cluster.worker_drain import DrainGate
 from core.compat import PROTOCOL_VERSION
+from core.config import WorkerConfig
 from core.load import LoadReport
 from core.request import Attempt, AttemptDone, AttemptFailed
 from engine.intake import failed
@@ -69,14 +71,15 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         gate: DrainGate,
         *,
         load: Callable[[], LoadReport],
-        load_report_s: float,
+        worker: WorkerConfig,
     ) -> None:
         self._describe = describe
         self._step_loop = step_loop
         self._pool = pool
         self._gate = gate
         self._load = load
-        self._load_report_s = load_report_s
+        self._load_report_s = worker.load_report_s
+        self._heartbeat_s = worker.heartbeat_s
         self._owner: dict[str, RouterSession] = {}
 
     def deliver(self, events: list[codec.WorkerEvent]) -> None:
@@ -175,14 +178,16 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self, session: RouterSession, reader: asyncio.Task[None]
     ) -> AsyncIterator[worker_pb2.SessionEvent]:
         """Events as they come, and the load whenever it changed; ends with the reader."""
+        loop = asyncio.get_running_loop()
         reported: LoadReport | None = None
+        reported_at = loop.time()
         while not session.overrun:
             events = await session.take(self._load_report_s)
             for message in codec.events_to_wire(events):
                 yield message
             load = self._load()
-            if load != reported:
-                reported = load
+            if load != reported or loop.time() - reported_at >= self._heartbeat_s:
+                reported, reported_at = load, loop.time()
                 yield worker_pb2.SessionEvent(load=codec.load_to_wire(load))
             if reader.done():
                 return

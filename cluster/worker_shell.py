@@ -173,7 +173,7 @@ class WorkerShell:
             engine.pool,
             gate,
             load=self.load,
-            load_report_s=self._config.worker.load_report_s,
+            worker=self._config.worker,
         )
         worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
         heartbeat = Heartbeat(self._store, self._config.worker.heartbeat_s)

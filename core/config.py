@@ -148,7 +148,8 @@ class WorkerConfig(_Section):
     heartbeat_s: PositiveFloat = 1.0
     """Period of heartbeats; a member is gone after three missed ones."""
     load_report_s: PositiveFloat = 0.1
-    """Longest time between two load reports on a session stream."""
+    """Shortest time between two load reports that differ; the same load is repeated every
+    `heartbeat_s`."""
     stuck_after_s: PositiveFloat = 5.0
     """A worker with work pending whose last step is older than this is not ready."""
     drain_timeout_s: PositiveFloat = 30.0

@@ -1,7 +1,8 @@
 """The thread that owns pool, storage and role: take messages, plan, compute, tell.
 
     post(message)        any thread; wakes the loop
-    loop:  take all messages > role.handle > role.schedule > executor > role.complete > publish
+    loop:  take all messages > role.handle > role.schedule > publish
+       > executor > role.complete > publish
     stop()               any thread; the loop ends after the current step failure
     whatever escapes ends the loop and is kept in `failure`; the shell dies of it
 
@@ -123,18 +124,22 @@ class StepLoop:
             else:
                 self._role.handle(message, self._clock.now())
         plan = self._role.schedule(self._clock.now())
+        self._tell()  # before computing: a pull may open while its first chunk is computed
         if plan is not None:
             self._step(plan)
         self._load = self._role.load()
         self._busy_since = None if plan is None else self._clock.now()
-        events = self._role.take_events()
-        if events:
-            self._publish(events)
+        self._tell()
         self._num_unfinished = self._role.num_unfinished
         if self._num_unfinished == 0 and self._when_idle:
             waiting, self._when_idle = self._when_idle, []
             for action in waiting:
                 action()
+
+    def _tell(self) -> None:
+        events = self._role.take_events()
+        if events:
+            self._publish(events)
 
     def _step(self, plan: StepPlan) -> None:
         """Computes and completes the plan. Attempts without finite logits fail alone: the step is
