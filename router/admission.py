@@ -21,9 +21,7 @@ class Admission:
         Raises OverloadedError when the house is full, UnavailableError when it is closing.
         """
         if self.draining:
-            raise UnavailableError(
-                "the router is shutting down", reason="draining", retry_after_s=RETRY_AFTER_S
-            )
+            raise shutting_down()
         if self.num_running >= self._max_num_requests:
             raise OverloadedError(
                 f"{self.num_running} requests are in the house, which is the limit",
@@ -35,3 +33,10 @@ class Admission:
     def leave(self) -> None:
         assert self.num_running > 0
         self.num_running -= 1
+
+
+def shutting_down() -> UnavailableError:
+    """What clients hear while the door closes."""
+    return UnavailableError(
+        "the router is shutting down", reason="draining", retry_after_s=RETRY_AFTER_S
+    )

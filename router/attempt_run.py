@@ -35,6 +35,8 @@ class AttemptRun:
         self.pair = pair
         self.choices = tuple(choices)
         self._legs = {phase: LegState.UNSENT for phase in Phase}
+        self._cancelled: set[int] = set()
+        """Choices that D was told to drop."""
         self._decode_progressed = False
         """D has emitted something: so the pull has closed, and P holds nothing for us."""
 
@@ -90,6 +92,7 @@ class AttemptRun:
     def cancel_choice(self, choice: Choice) -> None:
         """A stop string ended this choice while others of the attempt go on."""
         if self._legs[Phase.DECODE] is LegState.SENT and self.pair.decode is not None:
+            self._cancelled.add(choice.index)
             self.pair.decode.cancel(self.attempt.transfer_id, (choice.index,))
 
     def close(self) -> None:
@@ -110,12 +113,12 @@ class AttemptRun:
         """
         if self._legs[phase] is LegState.UNSENT:
             return False
-        finished_by_worker = all(c.finished_by_worker for c in self.choices)
+        settled = all(c.finished_by_worker or c.index in self._cancelled for c in self.choices)
         if phase is Phase.DECODE:
-            ended_well = finished_by_worker and self._decode_progressed
+            ended_well = settled and self._decode_progressed
             return self._legs[phase] is LegState.SENT and not ended_well
         decode_unsent = self._legs[Phase.DECODE] is LegState.UNSENT
-        return not self._decode_progressed and not (finished_by_worker and decode_unsent)
+        return not self._decode_progressed and not (settled and decode_unsent)
 
     def _send_decode(self, started: Started | None, sink: Sink) -> None:
         if self.pair.decode is None:

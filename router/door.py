@@ -48,6 +48,7 @@ class Door:
         self.metrics = metrics
         self.settings = settings
         self.clock = clock
+        self._lives: set[RequestLife] = set()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -65,11 +66,22 @@ class Door:
         self.metrics.started()
         self._idle.clear()
 
+    def begin(self, life: RequestLife) -> None:
+        """The request is tokenised and will now ask for workers."""
+        self._lives.add(life)
+
     def leave(self, outcome: str, life: RequestLife | None) -> None:
+        if life is not None:
+            self._lives.discard(life)
         self.admission.leave()
         self.metrics.finished(outcome, life)
         if self.admission.num_running == 0:
             self._idle.set()
+
+    def end_all(self, error: TandemError) -> None:
+        """Every request inside fails with this."""
+        for life in tuple(self._lives):
+            life.end(error)
 
     async def drained(self, timeout_s: float) -> bool:
         """Whether the house became empty in time."""

@@ -103,6 +103,7 @@ class Generation:
             door.settings.life,
             door.clock,
         )
+        door.begin(self._life)
         async with aclosing(self._life.deltas()) as deltas:
             async for delta in deltas:
                 self._note(delta)

@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from core.errors import UnavailableError
+from router.admission import shutting_down
 from router.door import Door
 from router.failures import no_pair_error
 from router.generation import Generation
@@ -101,9 +101,7 @@ def _add_operations(app: FastAPI, door: Door) -> None:
     @app.get("/ready")
     async def ready() -> Response:
         if door.admission.draining:
-            return error_response(
-                UnavailableError("the router is shutting down", reason="draining")
-            )
+            return error_response(shutting_down())
         no_pair = door.fleet.readiness()
         if no_pair is None:
             return JSONResponse({"status": "ready"})

@@ -48,8 +48,8 @@ class HttpServer:
             ws="none",
             log_config=None,
             access_log=False,
-            # Whoever stops us has let requests end before; what is left then is cancelled.
-            timeout_graceful_shutdown=0,
+            # Whoever stops us has let requests end before; what is left is soon cancelled.
+            timeout_graceful_shutdown=1,
         )
         self._server = _Server(config)
         self._task = asyncio.create_task(self._server.serve([listener]), name="http server")

@@ -97,6 +97,11 @@ class RequestLife:
         finally:
             self._close()
 
+    def end(self, error: TandemError) -> None:
+        """The house ends the request: `deltas` raises this soon."""
+        self._error = error
+        self._inbox.wake()
+
     # ---- queue: an attempt for every choice that has none
 
     def _begin_queued(self) -> None:

@@ -1,8 +1,8 @@
 """The router as one object: composition, and the order of starting and stopping.
 
 start   membership > HTTP > gRPC, and the bound ports
-stop    refuse new requests, let the others finish within the grace, end HTTP, gRPC, membership
-        and sessions (which cancels what is left on the workers)
+stop    refuse new requests, let the others finish within the grace, fail those that don't (503),
+        end HTTP, gRPC, membership and sessions
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from core.clock import Clock, MonotonicClock
 from core.config import Config
-from router.admission import Admission
+from router.admission import Admission, shutting_down
 from router.door import Door, DoorSettings
 from router.fleet import Fleet
 from router.grpc_server import GrpcServer
@@ -35,6 +35,8 @@ from text.tokenizer import Tokenizer
 MAX_PREFIX_BLOCKS = 1_000_000
 """Blocks whose holders the router remembers: about 200 MB at most, 16 million tokens of KV."""
 START_TIMEOUT_S = 10.0
+LAST_WORDS_S = 1.0
+"""For telling clients, and workers, that their requests end with us."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,9 @@ class RouterServer:
     async def stop(self, grace_s: float = 5.0) -> None:
         """Refuses new requests, lets the present ones end in time, then ends all. Idempotent."""
         self._door.admission.draining = True
-        await self._door.drained(grace_s)
+        if not await self._door.drained(grace_s):
+            self._door.end_all(shutting_down())
+            await self._door.drained(LAST_WORDS_S)
         await self._http.stop()
         await self._grpc.stop()
         self._membership.close()

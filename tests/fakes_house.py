@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import httpx
 import openai
 from fakes_language import FakeLanguage
-from fakes_worker import DEADLINE_S, FakeKv, FakeWorker
+from fakes_worker import DEADLINE_S, FakeKv, FakeWorker, Trap
 
 from core.config import Config
 from core.request import Phase
@@ -58,6 +58,12 @@ class House:
         """Until the router can give work to this many workers."""
         await self.until(lambda: len(self.router.fleet.views()) == count)
 
+    async def restart(self, worker: FakeWorker) -> None:
+        """A dead worker comes back as a new incarnation at its old address."""
+        num_present = len(self.router.fleet.views())
+        await self.store.announce(await worker.start(), ttl_s=3600)
+        await self.until_connected(num_present + 1)
+
     async def until(self, condition: Callable[[], bool]) -> None:
         """Waits for a change of the fleet that makes the condition true."""
         changed = asyncio.Event()
@@ -81,6 +87,7 @@ async def house(
     store: Store | None = None,
     ready: bool = True,
     language: FakeLanguage | None = None,
+    trap: Trap | None = None,
     num_cached_tokens: int = 0,
 ) -> AsyncIterator[House]:
     """A router with `prefill` and `decode` fake workers; by default it has met them all."""
@@ -94,6 +101,7 @@ async def house(
                 language or FakeLanguage(),
                 worker_id=f"{role}-{i}",
                 num_cached_tokens=num_cached_tokens,
+                trap=trap or Trap(),
             )
             for i in range(count)
         ]

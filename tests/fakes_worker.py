@@ -73,6 +73,20 @@ class _Session:
 
 
 @dataclass
+class Trap:
+    """Kills the worker that is about to send this output position; once. Workers may share it."""
+
+    position: int | None = None
+    victim: FakeWorker | None = None
+
+    def springs(self, position: int, worker: FakeWorker) -> bool:
+        if position != self.position:
+            return False
+        self.position, self.victim = None, worker
+        return True
+
+
+@dataclass
 class FakeWorker(worker_pb2_grpc.WorkerServicer):
     """One incarnation at a time; `restart` begins the next one at the same address."""
 
@@ -84,8 +98,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     num_cached_tokens: int = 0
     load: LoadReport = LoadReport(kv_blocks={"free": 10_000})
 
-    kill_at: int | None = None
-    """Dies instead of sending this output position."""
+    trap: Trap = field(default_factory=lambda: Trap())
     silent: bool = False
     """Sends nothing more, like a stopped process."""
     failures: list[AttemptFailed] = field(default_factory=list)
@@ -320,8 +333,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         """Waits at the gate; or dies, if this is the position to die at."""
         async with asyncio.timeout(DEADLINE_S):
             await self.gate.wait()
-        if self.kill_at == position:
-            self.kill_at = None
+        if self.trap.springs(position, self):
             await asyncio.shield(asyncio.create_task(self.die()))
             # `die` cancels this task with its session; until then nothing more is sent.
             await asyncio.get_running_loop().create_future()
