@@ -1,18 +1,26 @@
 """The ranks that compute one model together: the only collectives of a forward pass.
 
-Works on a `ProcessGroup` object as it is given (built on any store), never on torch's global group.
+Works on a group object as it is given (built on any store), never on torch's global group.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup
+from torch.distributed import Work
 
 from core.errors import WorkerLostError
 from core.kv_partition import share_of_rank
+
+
+class Collectives(Protocol):
+    """What is used of torch's ProcessGroupGloo, ProcessGroupNCCL or ProcessGroup."""
+
+    def allreduce(self, tensors: list[Tensor], /) -> Work: ...
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], /) -> Work: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +33,7 @@ class TensorParallel:
 
     rank: int
     size: int
-    group: ProcessGroup | None
+    group: Collectives | None
 
     @staticmethod
     def single() -> TensorParallel:

@@ -6,12 +6,12 @@ import multiprocessing
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
+from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, TCPStore
 
-from model.tensor_parallel import TensorParallel
+from model.tensor_parallel import Collectives, TensorParallel
 
 TIMEOUT = timedelta(seconds=60)
 
@@ -56,7 +56,9 @@ class Groups:
         if size == 1:
             return TensorParallel.single()
         store = PrefixStore(f"group-of-{size}", self._store)
-        return TensorParallel(self.rank, size, ProcessGroupGloo(store, self.rank, size, TIMEOUT))
+        gloo = ProcessGroupGloo(store, self.rank, size, TIMEOUT)
+        # torch's stubs don't know the collectives that this class has
+        return TensorParallel(self.rank, size, cast(Collectives, gloo))
 
 
 def _rank(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import fakes_tiny_model
 import gguf
@@ -17,14 +18,15 @@ from gguf.quants import dequantize, quantize
 
 from core.errors import ConfigError
 from model.gguf_checkpoint import GGUFCheckpoint
+from model.llama import CausalLM
 from model.loader import load_model
 from model.tensor_parallel import TensorParallel
-from text.model_card import load_card
+from text.model_card import ModelCard, load_card
 from text.model_source import ModelSource
 
 Array = npt.NDArray[np.float32]
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 32
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "hidden_size": 128,
     "intermediate_size": 256,
     "num_attention_heads": HEADS,
@@ -52,6 +54,12 @@ NAMES = {
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
+
+
+def load(card: ModelCard) -> CausalLM:
+    return load_model(
+        card, dtype=torch.float32, device=torch.device("cpu"), tp=TensorParallel.single()
+    )
 
 
 def gguf_name(name: str) -> str:
@@ -108,9 +116,7 @@ def test_a_gguf_model_equals_transformers_with_the_same_values(kind: Type, tmp_p
     tiny = fakes_tiny_model.llama(tmp_path / "hf", **SETTINGS)
     write_file(tmp_path / "model.gguf", tiny, kind)
     card = load_card(ModelSource("gguf", tmp_path / "model.gguf", "tiny"))
-    model = load_model(
-        card, dtype=torch.float32, device=torch.device("cpu"), tp=TensorParallel.single()
-    )
+    model = load(card)
     prompt = [5, 9, 77, 130, 2, 64]
     [logits] = Generation(model, card).step([("a", prompt)])
     torch.testing.assert_close(logits, tiny.logits(prompt), atol=1e-4, rtol=0)
@@ -124,12 +130,9 @@ def test_parts_equal_the_same_part_of_the_whole(kind: Type, tmp_path: Path) -> N
     query, down = "model.layers.1.self_attn.q_proj", "model.layers.0.mlp.down_proj.weight"
     with GGUFCheckpoint(tmp_path / "model.gguf", HEAD_DIM) as checkpoint:
         heads = range(HEAD_DIM, 3 * HEAD_DIM)
-        read, bias = (
-            checkpoint.read(f"{query}.weight", heads),
-            checkpoint.read(f"{query}.bias", heads),
-        )
-        assert torch.equal(read.float(), weights[f"{query}.weight"][HEAD_DIM : 3 * HEAD_DIM])
-        assert torch.equal(bias, weights[f"{query}.bias"][HEAD_DIM : 3 * HEAD_DIM])
+        for name in (f"{query}.weight", f"{query}.bias"):
+            part = checkpoint.read(name, rows=heads)
+            assert torch.equal(part.float(), weights[name][HEAD_DIM : 3 * HEAD_DIM])
         columns = checkpoint.read(down, columns=range(5, 70))
         assert torch.equal(columns.float(), weights[down][:, 5:70])
 
@@ -167,6 +170,4 @@ def test_a_tensor_of_no_known_name_is_unexpected(tmp_path: Path) -> None:
     writer.write_tensors_to_file()
     writer.close()
     with pytest.raises(ConfigError, match=r"unexpected blk\.0\.ffn_gate_inp\.weight"):
-        load_model(
-            card, dtype=torch.float32, device=torch.device("cpu"), tp=TensorParallel.single()
-        )
+        load(card)

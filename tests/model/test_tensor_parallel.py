@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import fakes_tiny_model
 import fakes_tp_work
 import pytest
 import torch
 from fakes_tp_group import RankProcesses
+from torch.distributed import Work
 
 from core.errors import ConfigError
 from core.kv_partition import kv_heads_of_rank
@@ -16,7 +18,7 @@ from model.loader import load_model
 from model.tensor_parallel import TensorParallel
 
 # The default model's heads and widths; a vocabulary that no group size divides
-SHAPE = {
+SHAPE: dict[str, Any] = {
     "vocab_size": 1001,
     "hidden_size": 576,
     "intermediate_size": 1536,
@@ -62,17 +64,20 @@ def test_a_lost_peer_is_a_typed_error_on_every_other_rank(tmp_path: Path) -> Non
 
 def test_more_ranks_than_query_heads_is_refused(tmp_path: Path) -> None:
     card = fakes_tiny_model.llama(tmp_path).card
-    group = TensorParallel.single()
     with pytest.raises(ConfigError, match="tensor_parallel_size 7"):
         load_model(
             card,
             dtype=torch.float32,
             device=torch.device("cpu"),
-            tp=_pretended(group, size=7),
+            tp=TensorParallel(0, 7, _Unused()),
         )
 
 
-def _pretended(tp: TensorParallel, size: int) -> TensorParallel:
-    """A group of `size` that never meets: refusal comes before the first collective."""
-    store = torch.distributed.HashStore()
-    return TensorParallel(0, size, torch.distributed.ProcessGroup(store, 0, size))
+class _Unused:
+    """The group of a worker that never got as far as a collective."""
+
+    def allreduce(self, tensors: list[torch.Tensor], /) -> Work:
+        raise AssertionError("refusal comes first")
+
+    def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], /) -> Work:
+        raise AssertionError("refusal comes first")
