@@ -20,7 +20,6 @@ class StopMatcher:
     def __init__(self, stops: Sequence[str], include_stop: bool = False) -> None:
         assert all(stops), "an empty stop string would match everywhere"
         self._stops = tuple(stops)
-        self._longest = max((len(stop) for stop in stops), default=0)
         self._include_stop = include_stop
         self._held = ""
         self.matched: str | None = None
@@ -57,8 +56,14 @@ class StopMatcher:
 
     def _num_held(self, text: str) -> int:
         """Length of the longest end of `text` that may be the beginning of a stop string."""
-        for length in range(min(self._longest - 1, len(text)), 0, -1):
-            end = text[-length:]
-            if any(stop.startswith(end) for stop in self._stops if len(stop) > length):
-                return length
-        return 0
+        return max((_overlap(text, stop) for stop in self._stops), default=0)
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that begins `stop` without completing it."""
+    start = max(0, len(text) - len(stop) + 1)
+    while (start := text.find(stop[0], start)) >= 0:
+        if stop.startswith(text[start:]):
+            return len(text) - start
+        start += 1
+    return 0

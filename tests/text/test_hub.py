@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from fakes_model_files import finish, gguf_writer, write_huggingface_directory
 
-from core.config import ModelConfig
+from core.config import ModelConfig, model_cache_dir
 from core.errors import ConfigError
 from text.default_model import PackagedModel, default_model, fetch_packaged_model
 from text.file_lock import file_lock
@@ -158,6 +158,29 @@ def test_a_lock_that_is_held_too_long_is_an_error_and_can_be_taken_later(tmp_pat
     # The waiter that gave up may still win the lock for a moment, and must let it go.
     with file_lock(lock, timeout_s=60):
         pass
+
+
+def test_the_cache_lies_where_the_system_keeps_caches() -> None:
+    assert model_cache_dir(ModelConfig(), {}) == Path.home() / ".cache" / "tandem" / "models"
+    xdg = {"XDG_CACHE_HOME": "/elsewhere"}
+    assert model_cache_dir(ModelConfig(), xdg) == Path("/elsewhere/tandem/models")
+    assert model_cache_dir(ModelConfig(cache_dir="/mine"), xdg) == Path("/mine")
+
+
+def test_a_start_with_the_default_model_imports_nothing_heavy(
+    default_model_source: ModelSource,
+) -> None:
+    program = (
+        "import sys; from core.config import ModelConfig; from text import hub, model_card,"
+        " tokenizer, chat_template, detokenizer, stop_strings, memory_plan\n"
+        "card = model_card.load_card(hub.resolve(ModelConfig()))\n"
+        "tokenizer.load_tokenizer(card)\n"
+        "heavy = {'torch', 'transformers', 'huggingface_hub', 'gguf', 'numpy'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[]\n"
 
 
 def test_local_models_are_found_by_path(tmp_path: Path) -> None:
