@@ -17,7 +17,7 @@ TIMEOUT = timedelta(seconds=60)
 
 
 class RankProcesses:
-    """`num_ranks` processes; each can build groups of the first k of them, for any k."""
+    """`num_ranks` processes; each can join groups of the first k of them, for any k."""
 
     def __init__(self, num_ranks: int) -> None:
         self._num_ranks = num_ranks
@@ -49,13 +49,13 @@ class Groups:
         self.rank = rank
         self._store = TCPStore("127.0.0.1", port, is_master=False, timeout=TIMEOUT)
 
-    def of_size(self, size: int) -> TensorParallel | None:
-        """The group of ranks 0 .. size - 1, or None where this rank is not in it."""
+    def join(self, name: str, size: int) -> TensorParallel | None:
+        """A group of ranks 0 .. size - 1, or None where this rank is not in it."""
         if self.rank >= size:
             return None
         if size == 1:
             return TensorParallel.single()
-        store = PrefixStore(f"group-of-{size}", self._store)
+        store = PrefixStore(name, self._store)
         gloo = ProcessGroupGloo(store, self.rank, size, TIMEOUT)
         # torch's stubs don't know the collectives that this class has
         return TensorParallel(self.rank, size, cast(Collectives, gloo))

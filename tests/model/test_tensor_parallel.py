@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import fakes_tiny_model
 import fakes_tp_work
 import pytest
 import torch
+from fakes_tiny_model import TinyModel
 from fakes_tp_group import RankProcesses
 from torch.distributed import Work
 
@@ -28,38 +30,56 @@ SHAPE: dict[str, Any] = {
 }
 
 
-def test_every_group_size_gives_the_logits_of_one_process(tmp_path: Path) -> None:
+SIZES = [1, 2, 3, 4]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What four rank processes left behind."""
+
+    tiny: TinyModel
+    directory: Path
+    exit_codes: list[int | None]
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    directory = tmp_path_factory.mktemp("ranks")
     tiny = fakes_tiny_model.llama(
-        tmp_path / "hf", attention_bias=True, mlp_bias=True, tie_word_embeddings=True, **SHAPE
+        directory / "hf", attention_bias=True, mlp_bias=True, tie_word_embeddings=True, **SHAPE
     )
-    sizes = [1, 2, 3, 4]
-    codes = RankProcesses(4).run(fakes_tp_work.save_logits, tmp_path, tiny.card, sizes)
-    assert codes == [0, 0, 0, 0]
-    alone = torch.load(tmp_path / "1-0.pt")["logits"]
-    prompt = torch.tensor(fakes_tp_work.PROMPT)
-    torch.testing.assert_close(
-        alone[: len(prompt)], tiny.logits(prompt.tolist()), atol=1e-3, rtol=1e-5
-    )
-    for size in sizes:
-        for rank in range(size):
-            result = torch.load(tmp_path / f"{size}-{rank}.pt")
-            assert result["kv_heads"] == list(kv_heads_of_rank(3, size, rank))
-            # Sums are reordered across ranks: relative to logits of about 50
-            torch.testing.assert_close(result["logits"], alone, atol=1e-4, rtol=1e-5)
+    codes = RankProcesses(4).run(fakes_tp_work.run_all, directory, tiny.card, SIZES)
+    return Outcome(tiny, directory, codes)
 
 
-def test_collectives_sum_and_join_unequal_shares(tmp_path: Path) -> None:
-    assert RankProcesses(3).run(fakes_tp_work.sum_and_gather, tmp_path) == [0, 0, 0]
+def test_one_rank_equals_transformers(outcome: Outcome) -> None:
+    alone = torch.load(outcome.directory / "logits-1-0.pt")["logits"]
+    expected = outcome.tiny.logits(fakes_tp_work.PROMPT)
+    torch.testing.assert_close(alone[: len(expected)], expected, atol=1e-3, rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_group_size_gives_the_logits_of_one_process(outcome: Outcome, size: int) -> None:
+    alone = torch.load(outcome.directory / "logits-1-0.pt")["logits"]
+    for rank in range(size):
+        result = torch.load(outcome.directory / f"logits-{size}-{rank}.pt")
+        assert result["kv_heads"] == list(kv_heads_of_rank(3, size, rank))
+        # Sums are reordered across ranks: relative to the largest logits, of about 50
+        torch.testing.assert_close(result["logits"], alone, atol=1e-4, rtol=1e-5)
+
+
+def test_collectives_sum_and_join_unequal_shares(outcome: Outcome) -> None:
     for rank in range(3):
-        total, joined = torch.load(tmp_path / f"{rank}.pt")
+        total, joined = torch.load(outcome.directory / f"collectives-{rank}.pt")
         assert torch.equal(total, torch.full((2, 3), 6.0))
         assert torch.equal(joined, torch.arange(8.0).repeat(2, 1))
 
 
-def test_a_lost_peer_is_a_typed_error_on_every_other_rank(tmp_path: Path) -> None:
-    assert RankProcesses(3).run(fakes_tp_work.lose_a_peer, tmp_path) == [0, 9, 0]
+def test_a_lost_peer_is_a_typed_error_on_every_other_rank(outcome: Outcome) -> None:
+    assert outcome.exit_codes == [0, 9, 0, 0]
     for rank in (0, 2):
-        assert f"rank {rank} of 3 lost its group" in (tmp_path / f"{rank}.txt").read_text()
+        message = (outcome.directory / f"lost-{rank}.txt").read_text()
+        assert f"rank {rank} of 3 lost its group" in message
 
 
 def test_more_ranks_than_query_heads_is_refused(tmp_path: Path) -> None:
