@@ -84,7 +84,7 @@ async def _announce(run: Run) -> None:
 def ready_text(run: Run) -> str:
     """Endpoints, and a request to paste."""
     question = {"role": "user", "content": "What is the capital of France?"}
-    body = json.dumps({"model": run.model, "messages": [question]})
+    body = json.dumps({"model": run.model, "messages": [question], "temperature": 0})
     return (
         f"\nTandem serves {run.model}\n"
         f"  HTTP  http://{run.http_address}/v1\n"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 IMPORT_PATH = os.pathsep.join(str(ROOT / folder) for folder in ("", "kernels", "tests"))
-DEADLINE_S = 120.0
+DEADLINE_S = 240.0
 
 
 class Child:
