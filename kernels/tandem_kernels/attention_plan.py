@@ -2,7 +2,7 @@
 
 Decode rows are gathered into buckets of about one length, each one batched attention. A bucket is
 padded to its longest row, so it is closed when one more row would waste more on padding than
-another bucket costs:
+another bucket costs, or when its keys would no longer fit a core's cache:
 
     context   ################             bucket 1    ################
               ##############..                         ##############..
@@ -21,9 +21,12 @@ from torch import Tensor
 
 from tandem_kernels.interface import AttentionMeta
 
-# A bucket's fixed cost (some twenty torch calls in a layer) in padded tokens of equal cost: measured
-# with 3 KV heads of 64 on one CPU core, 40 us against 0.16 us.
+# A bucket's fixed cost (some twenty torch calls in a layer) in padded tokens of equal cost:
+# measured with 3 KV heads of 64 on one CPU core, 40 us against 0.16 us.
 BUCKET_COST_TOKENS = 256
+# A larger bucket's gathered keys leave the cache, and malloc maps fresh pages for them each time:
+# 32 rows of 1,024 tokens take 40 ms of CPU in one bucket and 9 ms in eight (float32, as above).
+BUCKET_MAX_TOKENS = 4096
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -72,12 +75,13 @@ def plan_attention(meta: AttentionMeta, num_kv_heads: int, block_size: int) -> A
 
 
 def bucket_rows(lengths: list[int]) -> list[list[int]]:
-    """Groups row numbers so that no group wastes more on padding than a group costs. Pure."""
+    """Groups row numbers so that no group wastes more than a group costs, nor grows too large."""
     buckets: list[list[int]] = []
     longest = wasted = 0
     for row in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         wasted += longest - lengths[row]
-        if not buckets or wasted > BUCKET_COST_TOKENS:
+        full = bool(buckets) and (len(buckets[-1]) + 1) * longest > BUCKET_MAX_TOKENS
+        if not buckets or full or wasted > BUCKET_COST_TOKENS:
             buckets.append([])
             longest, wasted = lengths[row], 0
         buckets[-1].append(row)
@@ -120,9 +124,12 @@ class _Planner:
         )
 
     def chunk(self, i: int) -> PrefillChunk:
-        start, end, context_len = self._query_starts[i], self._query_starts[i + 1], self.context_lens[i]
+        start, end, context_len = (
+            self._query_starts[i],
+            self._query_starts[i + 1],
+            self.context_lens[i],
+        )
         oldest_query = context_len - (end - start)
-        first_key = max(0, oldest_query + 1 - self.num_seen(context_len))
         first_key = 0 if self._window is None else max(0, oldest_query + 1 - self._window)
         first = first_key // self._block_size
         num_blocks = -(-context_len // self._block_size) - first
@@ -151,7 +158,7 @@ class _Planner:
         return (context_len - 1) // self._block_size - first + 1
 
     def _planes(self, blocks: Tensor) -> Tensor:
-        """[b, nb] blocks -> [b * kv_heads * nb] planes, so that a gather lands as [b, kv_heads, S]."""
+        """[b, nb] blocks -> [b * kv_heads * nb], so that a gather lands as [b, kv_heads, S]."""
         heads = self._arange(self._num_kv_heads)[None, :, None]
         return (blocks[:, None, :] * self._num_kv_heads + heads).reshape(-1)
 

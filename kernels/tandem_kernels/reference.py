@@ -1,4 +1,4 @@
-"""Plain torch twins of every kernel: right on any device, and what faster ones are compared with."""
+"""Plain torch twins of every kernel: right on any device, and the measure of faster ones."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Paged attention in plain torch: gather the keys of a plan's entry, then one dense attention.
 
-Arithmetic is float32 whatever the cache holds: torch's bfloat16 attention is several times slower on
-CPUs for single queries, and rounds the scores.
+Arithmetic is float32 whatever the cache holds: torch's bfloat16 attention is several times slower
+on CPUs for single queries, and rounds the scores.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from fakes_paged_batch import PagedSequences
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tandem_kernels import AttentionMeta
-from tandem_kernels.attention_plan import BUCKET_COST_TOKENS, bucket_rows
+from tandem_kernels.attention_plan import BUCKET_COST_TOKENS, BUCKET_MAX_TOKENS, bucket_rows
 from tandem_kernels.reference import ReferenceKernels
 from torch import Tensor
 
@@ -169,6 +169,7 @@ def test_buckets_hold_every_row_once_and_waste_little(lengths: list[int]) -> Non
     for bucket in buckets:
         longest = max(lengths[row] for row in bucket)
         assert sum(longest - lengths[row] for row in bucket) <= BUCKET_COST_TOKENS
+        assert len(bucket) == 1 or len(bucket) * longest <= BUCKET_MAX_TOKENS
 
 
 def test_one_long_context_does_not_lengthen_the_short_ones() -> None:
