@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from bench.progress import Progress
 from bench.report import SCHEMA_VERSION, MachineReport
 from bench.stats import median
 from bench.workload import WorkItem
@@ -54,13 +55,21 @@ RunBatches = Callable[[Strategy, Sequence[WorkItem]], Awaitable[float]]
 
 
 async def compare_batching(
-    run: RunBatches, items: Sequence[WorkItem], *, concurrency: int, repeats: int, name: str
+    run: RunBatches,
+    items: Sequence[WorkItem],
+    *,
+    concurrency: int,
+    repeats: int,
+    name: str,
+    progress: Progress,
 ) -> BatchingReport:
     """Runs both strategies in turn, `repeats` times."""
     padded = padded_to_longest(items, concurrency)
     runs: list[BatchingRun] = []
-    for _ in range(repeats):
+    for repeat in range(repeats):
+        progress(f"{name}, static batching, run {repeat + 1} of {repeats}")
         runs.append(_run("static", items, padded, await run("static", padded)))
+        progress(f"{name}, continuous batching, run {repeat + 1} of {repeats}")
         runs.append(_run("continuous", items, items, await run("continuous", items)))
     return batching_report(runs, concurrency=concurrency, num_requests=len(items), name=name)
 

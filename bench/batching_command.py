@@ -16,6 +16,7 @@ from bench.layouts import combined
 from bench.lengths import parse_lengths
 from bench.offline import batching_offline, offline_config
 from bench.options import JsonOption, RepeatsOption, SeedOption, SetOption
+from bench.progress import show_progress
 from bench.report import write_json
 from bench.runner import LoopTimer
 from bench.tables import batching_table
@@ -51,7 +52,9 @@ def batching(
     settings = parse_settings(overrides or [])
     if offline:
         config = offline_config(model, settings, max_num_seqs=concurrency)
-        report = batching_offline(config, items, concurrency=concurrency, repeats=repeats)
+        report = batching_offline(
+            config, items, concurrency=concurrency, repeats=repeats, progress=show_progress
+        )
     else:
         settings = {**combined(os.cpu_count() or 1), **settings}
         report = asyncio.run(_on_server(base_url, settings, model, items, concurrency, repeats))
@@ -75,4 +78,5 @@ async def _on_server(
             LoopTimer(MonotonicClock()),
             concurrency=concurrency,
             repeats=repeats,
+            progress=show_progress,
         )

@@ -7,13 +7,20 @@ from contextlib import closing
 
 from bench.batching import BatchingReport, Strategy, compare_batching
 from bench.client import OpenAIClient, ServerError, Target, prepare, with_model
+from bench.progress import Progress
 from bench.record import RequestRecord
 from bench.runner import Timer, run_closed, run_groups
 from bench.workload import WorkItem
 
 
 async def batching_on_server(
-    target: Target, items: Sequence[WorkItem], timer: Timer, *, concurrency: int, repeats: int
+    target: Target,
+    items: Sequence[WorkItem],
+    timer: Timer,
+    *,
+    concurrency: int,
+    repeats: int,
+    progress: Progress,
 ) -> BatchingReport:
     """Compares both strategies on one server. Raises ServerError if it fails a request."""
     target = await with_model(target, timer)
@@ -21,7 +28,12 @@ async def batching_on_server(
         run = HttpBatching(client, timer, concurrency=concurrency)
         await run("continuous", items[:concurrency])  # warm-up
         return await compare_batching(
-            run, items, concurrency=concurrency, repeats=repeats, name=target.model
+            run,
+            items,
+            concurrency=concurrency,
+            repeats=repeats,
+            name=target.model,
+            progress=progress,
         )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from bench.client import OpenAIClient, Target
 from bench.load_plan import Load, LoadPlan
 from bench.load_test import describe, reseeded, send_load, warm_up
+from bench.progress import Progress
 from bench.report import SCHEMA_VERSION, MachineReport, PointReport, ServeReport, point_report
 from bench.runner import Timer
 from bench.stats import Distribution, median
@@ -41,7 +42,13 @@ class ComparisonReport:
 
 
 async def compare(
-    targets: Mapping[str, Target], plan: LoadPlan, loads: Sequence[Load], timer: Timer, repeats: int
+    targets: Mapping[str, Target],
+    plan: LoadPlan,
+    loads: Sequence[Load],
+    timer: Timer,
+    *,
+    repeats: int,
+    progress: Progress,
 ) -> ComparisonReport:
     """Loads the named servers in turn; the first is what the others are compared with."""
     runs: dict[str, list[PointReport]] = {name: [] for name in targets}
@@ -55,6 +62,7 @@ async def compare(
         for repeat in range(repeats):
             for load in loads:
                 for name, client in clients.items():
+                    progress(f"{name}, {load.label}, run {repeat + 1} of {repeats}")
                     records = await send_load(client, reseeded(plan, repeat), load, timer)
                     runs[name].append(point_report(load, records, plan.slo))
     return comparison_report(targets, plan, loads, runs)

@@ -18,6 +18,7 @@ from bench.client import OpenAIClient, ServerError, Target
 from bench.exposition import Histogram, histogram, since
 from bench.load_plan import Load, LoadPlan
 from bench.load_test import reseeded, send_load, warm_up
+from bench.progress import Progress
 from bench.record import RequestRecord
 from bench.report import SCHEMA_VERSION, MachineReport
 from bench.runner import Timer
@@ -54,7 +55,12 @@ class HandoffReport:
 
 
 async def compare_handoffs(
-    targets: Mapping[str, Target], plan: LoadPlan, timer: Timer, *, repeats: int
+    targets: Mapping[str, Target],
+    plan: LoadPlan,
+    timer: Timer,
+    *,
+    repeats: int,
+    progress: Progress,
 ) -> HandoffReport:
     """Sends the same requests to each named server, in turn, `repeats` times.
 
@@ -66,6 +72,7 @@ async def compare_handoffs(
             await probe.begin(plan)
         for repeat in range(repeats):
             for probe in probes:
+                progress(f"{probe.name}, handoffs, run {repeat + 1} of {repeats}")
                 await probe.send(reseeded(plan, repeat))
         sides = [await probe.end() for probe in probes]
     finally:
@@ -78,7 +85,7 @@ class _Probe:
     """Collects one server's handoffs over several rounds."""
 
     def __init__(self, name: str, target: Target, timer: Timer) -> None:
-        self._name = name
+        self.name = name
         self._client = OpenAIClient(target, timer)
         self._timer = timer
         self._records: list[RequestRecord] = []
@@ -92,12 +99,12 @@ class _Probe:
         records = await send_load(self._client, plan, _ONE_AT_A_TIME, self._timer)
         for record in records:
             if record.error is not None:
-                raise ServerError(f"{self._name}: request failed: {record.error}")
+                raise ServerError(f"{self.name}: request failed: {record.error}")
         self._records += records
 
     async def end(self) -> HandoffSide:
         page_after = await self._client.metrics_page()
-        return handoff_side(self._name, self._records, self._page_before, page_after)
+        return handoff_side(self.name, self._records, self._page_before, page_after)
 
     def close(self) -> None:
         self._client.close()

@@ -12,6 +12,7 @@ from rich.console import Console
 from bench.layouts import pair
 from bench.options import JsonOption, RepeatsOption, SeedOption, SetOption
 from bench.overlap import OVERLAP_OFF, OVERLAP_ON, handoff_plan, measure_handoffs
+from bench.progress import show_progress
 from bench.report import write_json
 from bench.runner import LoopTimer
 from bench.tables import handoff_table
@@ -41,7 +42,14 @@ def handoff(
     settings = {**pair(os.cpu_count() or 1), **parse_settings(overrides or [])}
     urls = {OVERLAP_ON: base_url, OVERLAP_OFF: base_url_off}
     report = asyncio.run(
-        measure_handoffs(urls, settings, plan, LoopTimer(MonotonicClock()), repeats=repeats)
+        measure_handoffs(
+            urls,
+            settings,
+            plan,
+            LoopTimer(MonotonicClock()),
+            repeats=repeats,
+            progress=show_progress,
+        )
     )
     Console().print(handoff_table(report))
     if json_file is not None:

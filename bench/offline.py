@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from bench.batching import BatchingReport, Strategy, compare_batching, groups
+from bench.progress import Progress
 from bench.prompts import TokenRange, prompt_token_ids
 from bench.throughput import OfflineRun, ThroughputReport, throughput_report
 from bench.workload import WorkItem
@@ -37,20 +38,28 @@ def offline_config(
 
 
 def throughput_offline(
-    config: Config, items: Sequence[WorkItem], *, repeats: int
+    config: Config, items: Sequence[WorkItem], *, repeats: int, progress: Progress
 ) -> ThroughputReport:
     """Runs all items at once, `repeats` times with fresh prompts. Raises TandemError."""
-    runner = OfflineRunner(load_engine(config), MonotonicClock())
+    runner = OfflineRunner(load_engine(config, progress), MonotonicClock())
     runner.run(items[:1])  # warm-up
-    runs = [runner.run(items) for _ in range(repeats)]
+    runs: list[OfflineRun] = []
+    for repeat in range(repeats):
+        progress(f"run {repeat + 1} of {repeats}")
+        runs.append(runner.run(items))
     return throughput_report(runner.model, len(items), runs)
 
 
 def batching_offline(
-    config: Config, items: Sequence[WorkItem], *, concurrency: int, repeats: int
+    config: Config,
+    items: Sequence[WorkItem],
+    *,
+    concurrency: int,
+    repeats: int,
+    progress: Progress,
 ) -> BatchingReport:
     """Compares both ways of batching; the engine runs at most `max_num_seqs` at once."""
-    runner = OfflineRunner(load_engine(config), MonotonicClock())
+    runner = OfflineRunner(load_engine(config, progress), MonotonicClock())
     runner.run(items[:1])  # warm-up
 
     async def run(strategy: Strategy, wanted: Sequence[WorkItem]) -> float:
@@ -59,16 +68,21 @@ def batching_offline(
 
     return asyncio.run(
         compare_batching(
-            run, items, concurrency=concurrency, repeats=repeats, name=f"{runner.model}, offline"
+            run,
+            items,
+            concurrency=concurrency,
+            repeats=repeats,
+            name=f"{runner.model}, offline",
+            progress=progress,
         )
     )
 
 
-def load_engine(config: Config) -> OfflineEngine:
+def load_engine(config: Config, progress: Progress) -> OfflineEngine:
     """Fetches, loads and warms up the configured model. Raises ConfigError."""
     from decode_worker.offline import OfflineEngine
 
-    return OfflineEngine.load(config)
+    return OfflineEngine.load(config, progress)
 
 
 class OfflineRunner:

@@ -9,6 +9,7 @@ from bench.client import Target, with_model
 from bench.handoff import HandoffReport, compare_handoffs
 from bench.lengths import LengthRange
 from bench.load_plan import LoadPlan
+from bench.progress import Progress
 from bench.runner import Timer
 from bench.tandem_server import server_at
 
@@ -35,13 +36,15 @@ async def measure_handoffs(
     timer: Timer,
     *,
     repeats: int,
+    progress: Progress,
 ) -> HandoffReport:
     """Measures the servers at the URLs; those without one are started with the settings."""
     targets: dict[str, Target] = {}
     async with AsyncExitStack() as stack:
         for name, url in urls.items():
             overlap = {"kv_transfer.overlap": str(name == OVERLAP_ON).lower()}
+            progress(f"starting 1P+1D with {name}" if url is None else f"{name}: {url}")
             served_at = await stack.enter_async_context(server_at(url, {**settings, **overlap}))
             target = Target(base_url=served_at, ignore_eos=True, include_timings=True)
             targets[name] = await with_model(target, timer)
-        return await compare_handoffs(targets, plan, timer, repeats=repeats)
+        return await compare_handoffs(targets, plan, timer, repeats=repeats, progress=progress)

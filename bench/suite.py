@@ -21,6 +21,7 @@ from bench.layouts import combined, pair
 from bench.lengths import LengthRange
 from bench.load_plan import Load, LoadPlan
 from bench.overlap import OVERLAP_OFF, OVERLAP_ON, handoff_plan, measure_handoffs
+from bench.progress import Progress
 from bench.report import SCHEMA_VERSION
 from bench.runner import Timer
 from bench.tandem_server import tandem_server
@@ -54,36 +55,46 @@ class SuiteReport:
 
 
 async def run_suite(
-    plan: SuitePlan, settings: Mapping[str, str], num_threads: int, timer: Timer
+    plan: SuitePlan,
+    settings: Mapping[str, str],
+    num_threads: int,
+    timer: Timer,
+    progress: Progress,
 ) -> SuiteReport:
     """Starts the servers it needs, with the settings on top of each layout's."""
     layouts = {COMBINED: combined(num_threads), PAIR: pair(num_threads)}
-    async with servers({name: {**own, **settings} for name, own in layouts.items()}) as urls:
-        comparison, waste = await compare_layouts(urls, plan, timer)
-    async with servers({COMBINED: {**layouts[COMBINED], **settings}}) as urls:
-        batching = await compare_strategies(urls[COMBINED], plan, timer)
+    async with servers(
+        {name: {**own, **settings} for name, own in layouts.items()}, progress
+    ) as urls:
+        comparison, waste = await compare_layouts(urls, plan, timer, progress)
+    async with servers({COMBINED: {**layouts[COMBINED], **settings}}, progress) as urls:
+        batching = await compare_strategies(urls[COMBINED], plan, timer, progress)
     handoff = await measure_handoffs(
         {OVERLAP_ON: None, OVERLAP_OFF: None},
         {**layouts[PAIR], **settings},
         handoff_plan(_HANDOFF_INPUT_LEN, plan.num_handoff_requests, plan.seed),
         timer,
         repeats=plan.repeats,
+        progress=progress,
     )
     return SuiteReport(comparison, waste, batching, handoff)
 
 
 @asynccontextmanager
-async def servers(layouts: Mapping[str, Mapping[str, str]]) -> AsyncIterator[dict[str, str]]:
+async def servers(
+    layouts: Mapping[str, Mapping[str, str]], progress: Progress
+) -> AsyncIterator[dict[str, str]]:
     """The named servers, all up; yields their base URLs."""
+    urls: dict[str, str] = {}
     async with AsyncExitStack() as stack:
-        yield {
-            name: await stack.enter_async_context(tandem_server(settings))
-            for name, settings in layouts.items()
-        }
+        for name, settings in layouts.items():
+            progress(f"starting {name}")
+            urls[name] = await stack.enter_async_context(tandem_server(settings))
+        yield urls
 
 
 async def compare_layouts(
-    urls: Mapping[str, str], plan: SuitePlan, timer: Timer
+    urls: Mapping[str, str], plan: SuitePlan, timer: Timer, progress: Progress
 ) -> tuple[ComparisonReport, Waste]:
     """128 tokens in, 64 out, at each concurrency, the servers in turn; KV is watched meanwhile."""
     load_plan = LoadPlan(LengthRange(128, 128), LengthRange(64, 64), warmup=8, seed=plan.seed)
@@ -97,10 +108,13 @@ async def compare_layouts(
             name: stack.enter_context(closing(OpenAIClient(target, timer))).metrics_page
             for name, target in targets.items()
         }
-        return await watched(compare(targets, load_plan, loads, timer, plan.repeats), pages)
+        work = compare(targets, load_plan, loads, timer, repeats=plan.repeats, progress=progress)
+        return await watched(work, pages)
 
 
-async def compare_strategies(url: str, plan: SuitePlan, timer: Timer) -> BatchingReport:
+async def compare_strategies(
+    url: str, plan: SuitePlan, timer: Timer, progress: Progress
+) -> BatchingReport:
     """16 tokens in, log-uniform 8 to 256 out."""
     endless = synthetic_items(LengthRange(16, 16), LengthRange(8, 256), plan.seed)
     items = list(take(endless, num_requests=plan.num_batching_requests, duration_s=None))
@@ -110,5 +124,6 @@ async def compare_strategies(url: str, plan: SuitePlan, timer: Timer) -> Batchin
         timer,
         concurrency=_BATCHING_CONCURRENCY,
         repeats=plan.repeats,
+        progress=progress,
     )
     return replace(report, name=COMBINED)

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from bench.options import RepeatsOption, SeedOption, SetOption
 from bench.plot import plot_load
+from bench.progress import show_progress
 from bench.report import write_json
 from bench.runner import LoopTimer
 from bench.suite import SuitePlan, SuiteReport, run_suite
@@ -46,7 +47,7 @@ def suite(
     )
     settings, num_threads = parse_settings(overrides or []), os.cpu_count() or 1
     timer = LoopTimer(MonotonicClock())
-    report = asyncio.run(run_suite(plan, settings, num_threads, timer))
+    report = asyncio.run(run_suite(plan, settings, num_threads, timer, show_progress))
     write_json(directory / "suite.json", report)
     plot_load(report.comparison.servers, directory / "suite.png")
     show(report)

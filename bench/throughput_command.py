@@ -10,6 +10,7 @@ from rich.console import Console
 from bench.lengths import parse_lengths
 from bench.offline import offline_config, throughput_offline
 from bench.options import JsonOption, RepeatsOption, SeedOption, SetOption
+from bench.progress import show_progress
 from bench.report import write_json
 from bench.tables import throughput_table
 from bench.tandem_server import parse_settings
@@ -34,7 +35,7 @@ def throughput(
     lengths = parse_lengths(input_len), parse_lengths(output_len)
     items = list(take(synthetic_items(*lengths, seed), num_requests=num_requests, duration_s=None))
     config = offline_config(model, parse_settings(overrides or []))
-    report = throughput_offline(config, items, repeats=repeats)
+    report = throughput_offline(config, items, repeats=repeats, progress=show_progress)
     Console().print(throughput_table(report))
     if json_file is not None:
         write_json(json_file, report)

@@ -164,11 +164,15 @@ def test_handoff_puts_two_servers_side_by_side(tmp_path: Path) -> None:
 def test_the_suites_comparisons_run_on_any_two_servers() -> None:
     async def run() -> None:
         plan = SuitePlan(concurrencies=(1, 2), repeats=2, num_batching_requests=33)
-        timer = LoopTimer(MonotonicClock())
+        timer, steps = LoopTimer(MonotonicClock()), list[str]()
         async with FakeOpenAIServer(metrics=METRICS) as one, FakeOpenAIServer() as two:
             urls = {"combined": one.base_url, "1P+1D": two.base_url}
-            comparison, waste = await compare_layouts(urls, plan, timer)
-            batching = await compare_strategies(one.base_url, plan, timer)
+            comparison, waste = await compare_layouts(urls, plan, timer, steps.append)
+            batching = await compare_strategies(one.base_url, plan, timer, steps.append)
+        assert steps[:2] == [
+            "combined, concurrency=1, run 1 of 2",
+            "1P+1D, concurrency=1, run 1 of 2",
+        ]
         assert [server.name for server in comparison.servers] == ["combined", "1P+1D"]
         assert len(comparison.ratios) == 2 and len(comparison.runs["combined"]) == 4
         assert waste["combined"].max_slots_per_sequence == 12.0
