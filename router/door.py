@@ -26,6 +26,7 @@ class DoorSettings:
     max_model_len: int
     vocab_size: int
     request_timeout_s: float
+    log_prompts: bool
     life: LifeSettings
 
 

@@ -7,6 +7,7 @@ is refused before a first byte is sent.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from router.limits import check_token_ids, resolve_max_tokens
 from router.request_life import RequestLife
 from router.request_spec import RequestSpec
 from router.timeline import RequestTimeline, RequestTimings
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ class Generation:
         return Usage(
             prompt_tokens=len(self.prompt_token_ids),
             completion_tokens=self._life.num_output_tokens,
-            cached_tokens=self._life.num_cached_tokens,
+            cached_tokens=self._life.num_cached_tokens or 0,
         )
 
     @property
@@ -123,6 +126,8 @@ class Generation:
         except TimeoutError:
             raise DeadlineError("the request's deadline passed while it was tokenised") from None
         self._timeline.tokenized = clock.now()
+        if self._door.settings.log_prompts:
+            log.info("request %s asks: %s", self.request_id, spec.prompt)
         self.seed = new_seed() if spec.seed is None else spec.seed % 2**64
         return AdmittedRequest(
             request_id=self.request_id,

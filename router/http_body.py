@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import TypeVar
 
 from fastapi import Request
 from pydantic import ValidationError
 
-from core.errors import BadRequestError
+from core.errors import BadRequestError, DeadlineError
 from router.http_schema import NEUTRAL, ChatBody, CompletionBody
 
 B = TypeVar("B", ChatBody, CompletionBody)
@@ -21,9 +22,20 @@ class BodyTooLargeError(BadRequestError):
     http_status = 413
 
 
+BODY_TIMEOUT_S = 30.0
+"""For a client to send its body: enough for the largest one on a slow line."""
+
+
 async def read_body(request: Request, kind: type[B], *, max_body_bytes: int) -> B:
-    """The validated body. Raises BadRequestError with the offending field as `param`."""
-    data = await _read(request, max_body_bytes)
+    """The validated body.
+
+    Raises BadRequestError with the offending field as `param`, DeadlineError for a slow client.
+    """
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            data = await _read(request, max_body_bytes)
+    except TimeoutError:
+        raise DeadlineError(f"the body was not sent within {BODY_TIMEOUT_S:g} s") from None
     try:
         return kind.model_validate_json(data)
     except ValidationError as error:

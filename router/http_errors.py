@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from core.errors import BadRequestError, TandemError, UnavailableError
+from router.identifiers import echoed_request_id, new_request_id
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +52,8 @@ def install_error_handlers(app: FastAPI) -> None:
 
 async def _on_tandem_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, TandemError)
-    return error_response(error)
+    client_id = request.headers.get("x-request-id")
+    return error_response(error, {"x-request-id": echoed_request_id(client_id, new_request_id())})
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:

@@ -20,7 +20,7 @@ from router.request_life import RequestLife
 from state.store import Member
 
 SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300)
-TOKEN_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2, 5)
+SHORT_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2, 5)
 
 OUTCOMES = frozenset(
     {
@@ -69,10 +69,12 @@ class RouterMetrics:
         self._queue = self._histogram(names.TTFT_QUEUE_SECONDS, "TTFT: waiting")
         self._tokenize = self._histogram(names.TTFT_TOKENIZE_SECONDS, "TTFT: tokenising")
         self._prefill = self._histogram(names.TTFT_PREFILL_SECONDS, "TTFT: prefill")
-        self._gap = self._histogram(names.HANDOFF_GAP_SECONDS, "First token to second token")
+        self._gap = self._histogram(
+            names.HANDOFF_GAP_SECONDS, "First token to second token", SHORT_SECONDS
+        )
         self._total = self._histogram(names.E2E_SECONDS, "Request to last token")
         self._inter_token = self._histogram(
-            names.INTER_TOKEN_SECONDS, "Time between tokens of one choice", TOKEN_SECONDS
+            names.INTER_TOKEN_SECONDS, "Time between tokens of one choice", SHORT_SECONDS
         )
         self._prompt_tokens = self._counter(names.PROMPT_TOKENS_TOTAL, "Prompt tokens")
         self._cached_tokens = self._counter(
@@ -81,9 +83,11 @@ class RouterMetrics:
         self._output_tokens = self._counter(names.OUTPUT_TOKENS_TOTAL, "Tokens sent to clients")
         self._retries = self._counter(names.RETRIES_TOTAL, "Attempts after a choice's first")
         self._cancels = self._counter(names.CANCELS_TOTAL, "Requests whose client left")
-        self._transfer = self._histogram(names.TRANSFER_SECONDS, "Pull opened to last block")
+        self._transfer = self._histogram(
+            names.TRANSFER_SECONDS, "Pull opened to last block", SHORT_SECONDS
+        )
         self._handoff = self._histogram(
-            names.KV_HANDOFF_SECONDS, "End of P's last chunk to D's first step"
+            names.KV_HANDOFF_SECONDS, "End of P's last chunk to D's first step", SHORT_SECONDS
         )
         self._transfer_failures = self._counter(
             names.TRANSFER_FAILURES_TOTAL, "KV transfers that failed, by reason", "reason"
@@ -119,15 +123,17 @@ class RouterMetrics:
             self._cancels.inc()
         if life is not None:
             self._prompt_tokens.inc(len(life.request.token_ids))
-            self._cached_tokens.inc(life.num_cached_tokens)
+            self._cached_tokens.inc(life.num_cached_tokens or 0)
             self._retries.inc(life.num_retries)
             self._observe_timings(life)
 
     def leg_ended(self, phase: Phase, event: LegEnd) -> None:
         """A worker's word at the end of a leg: how the KV travelled."""
         if isinstance(event, AttemptDone):
+            # Zero means that there was none: nothing to pull, or no prefill worker at all.
             if phase is Phase.DECODE and event.timings.transfer_s > 0:
                 self._transfer.observe(event.timings.transfer_s)
+            if phase is Phase.DECODE and event.timings.handoff_s > 0:
                 self._handoff.observe(event.timings.handoff_s)
         elif event.code == TransferError.code:
             reason = event.reason if event.reason in TRANSFER_REASONS else OTHER

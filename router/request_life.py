@@ -59,7 +59,8 @@ class RequestLife:
         self.choices = tuple(choices)
         self.timeline = timeline
         self.num_attempts = 0
-        self.num_cached_tokens = 0
+        self.num_cached_tokens: int | None = None
+        """Hits of the first attempt that started; later ones would find what that one left."""
         self.prefill_worker = ""
         self.decode_worker = ""
         self._fleet = fleet
@@ -69,6 +70,8 @@ class RequestLife:
         self._runs: dict[str, AttemptRun] = {}
         self._excluded: set[str] = set()
         self._root = root_hash(request.model, request.cache_salt)
+        # Kept, since a request that waits for a worker asks again with every load report.
+        self._prompt_hashes = block_hashes(self._root, request.token_ids, settings.block_size)
         self._waiting: NoPair | None = None
         self._waiting_since = 0.0
         self._error: TandemError | None = None
@@ -121,8 +124,7 @@ class RequestLife:
             num_choices=len(choices),
             excluded=frozenset(self._excluded),
         )
-        hashes = block_hashes(self._root, token_ids, self._settings.block_size)
-        pair = self._fleet.choose(demand, hashes)
+        pair = self._fleet.choose(demand, self._hashes(token_ids))
         if isinstance(pair, NoPair):
             return pair
         run = AttemptRun(self._attempt(token_ids, choices), pair, choices)
@@ -132,6 +134,10 @@ class RequestLife:
         self.timeline.prefill_sent(self._clock.now())
         run.begin(self._inbox.put, block_size=self._settings.block_size)
         return None
+
+    def _hashes(self, token_ids: tuple[int, ...]) -> list[bytes]:
+        known = self._prompt_hashes
+        return known + block_hashes(self._root, token_ids, self._settings.block_size, known)
 
     def _attempt(self, token_ids: tuple[int, ...], choices: list[Choice]) -> Attempt:
         request = self.request
@@ -216,8 +222,7 @@ class RequestLife:
 
     def _started(self, run: AttemptRun, started: Started) -> None:
         self.timeline.prefill_started(self._clock.now())
-        if self.num_attempts == 1:
-            # Later attempts find what the first one left in the cache: not the client's hits.
+        if self.num_cached_tokens is None:
             cached = min(started.num_cached_tokens, len(self.request.token_ids))
             self.num_cached_tokens = cached
         run.started(started, self._inbox.put)

@@ -156,6 +156,7 @@ def _door_settings(config: Config, card: ModelCard) -> DoorSettings:
         max_model_len=config.model.max_model_len or card.max_model_len,
         vocab_size=card.vocab_size,
         request_timeout_s=router.request_timeout_s,
+        log_prompts=router.log_prompts,
         life=LifeSettings(
             max_attempts=router.max_attempts,
             no_worker_timeout_s=router.no_worker_timeout_s,

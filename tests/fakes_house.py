@@ -60,9 +60,9 @@ class House:
 
     async def restart(self, worker: FakeWorker) -> None:
         """A dead worker comes back as a new incarnation at its old address."""
-        num_present = len(self.router.fleet.views())
-        await self.store.announce(await worker.start(), ttl_s=3600)
-        await self.until_connected(num_present + 1)
+        member = await worker.start()
+        await self.store.announce(member, ttl_s=3600)
+        await self.until(lambda: any(v.epoch == member.epoch for v in self.router.fleet.views()))
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Waits for a change of the fleet that makes the condition true."""

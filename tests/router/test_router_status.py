@@ -178,7 +178,10 @@ def test_the_echoed_request_id_is_bounded_and_printable(texts: Texts) -> None:
 
 
 def test_bodies_that_are_no_requests_are_refused_with_a_reason(texts: Texts) -> None:
+    """Faults found before the request has an id of its own echo the client's all the same."""
+
     async def test(h: House) -> None:
+        headers = {"x-request-id": "mine"}
         for content, status, code in (
             (b"{", 400, "invalid_json"),
             (b"", 400, "invalid_json"),
@@ -188,7 +191,8 @@ def test_bodies_that_are_no_requests_are_refused_with_a_reason(texts: Texts) -> 
             (b'{"model":"fake","prompt":"\\ud800"}', 400, "invalid_json"),
             (b'{"model":"' + b"x" * 2000 + b'"}', 413, "body_too_large"),
         ):
-            response = await h.http.post("/v1/completions", content=content)
+            response = await h.http.post("/v1/completions", content=content, headers=headers)
+            assert response.headers["x-request-id"] == "mine"
             assert (response.status_code, response.json()["error"]["code"]) == (status, code)
         deep = await h.http.post("/v1/completions", content=b"[" * 999)
         assert deep.status_code == 400

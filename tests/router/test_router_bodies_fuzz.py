@@ -1,0 +1,132 @@
+"""Whatever a client sends, it is never answered with a 5xx: a fault is a 4xx that says which."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from typing import Any
+
+import httpx
+from fakes_house import MODEL, House, Texts, house
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+numbers = st.one_of(
+    st.integers(-3, 40),
+    st.integers(),
+    st.floats(),
+    st.floats(0, 2),
+)
+scalars = st.one_of(st.none(), st.booleans(), numbers, st.text(max_size=12))
+anything = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+token_ids = st.lists(st.integers(-1, 60_000), max_size=5)
+messages = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "system", "assistant", "tool"]), "content": st.text()},
+        optional={"name": st.text(max_size=4), "tool_calls": anything},
+    ),
+    max_size=3,
+)
+FIELDS = {
+    "n": st.integers(-1, 3),
+    "max_tokens": st.integers(-1, 9) | st.integers(),
+    "temperature": numbers,
+    "top_p": numbers,
+    "top_k": st.integers(-2, 50),
+    "min_p": numbers,
+    "presence_penalty": numbers,
+    "frequency_penalty": numbers,
+    "repetition_penalty": numbers,
+    "logit_bias": st.dictionaries(
+        st.integers().map(str) | st.text(max_size=3), numbers, max_size=3
+    ),
+    "logprobs": st.booleans() | st.integers(-1, 25),
+    "top_logprobs": st.integers(-1, 25),
+    "seed": st.integers(),
+    "min_tokens": st.integers(-1, 9),
+    "ignore_eos": st.booleans(),
+    "stop": st.text(max_size=3) | st.lists(st.text(max_size=3), max_size=18),
+    "stop_token_ids": token_ids,
+    "stream": st.booleans(),
+    "stream_options": st.fixed_dictionaries({}, optional={"include_usage": st.booleans()}),
+    "user": st.text(),
+    "priority": st.integers(),
+    "cache_salt": st.text(),
+    "echo": st.booleans(),
+    "include_timings": st.booleans(),
+    "tools": anything,
+    "response_format": anything,
+    "unheard_of": anything,
+}
+
+
+def bodies(prompt: dict[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[dict[str, Any]]:
+    """Mostly well-typed requests, some with one field of any type at all."""
+    model = st.sampled_from([MODEL, MODEL, MODEL, "other"])
+    few = st.lists(st.sampled_from(sorted(FIELDS)), max_size=4, unique=True)
+    typed = few.flatmap(lambda names: st.fixed_dictionaries({n: FIELDS[n] for n in names}))
+    wild = st.dictionaries(st.sampled_from([*FIELDS, *prompt, "model"]), anything, max_size=1)
+    base = st.fixed_dictionaries({"model": model, "max_tokens": st.integers(1, 4), **prompt})
+    mixed = st.tuples(base, typed, wild).map(lambda parts: parts[0] | parts[1] | parts[2])
+    return st.one_of(base, mixed)
+
+
+prompts = st.one_of(
+    st.text(), st.lists(st.text(), max_size=3), token_ids, st.lists(token_ids, max_size=3)
+)
+requests = st.one_of(
+    st.tuples(st.just("/v1/completions"), bodies({"prompt": prompts})),
+    st.tuples(st.just("/v1/chat/completions"), bodies({"messages": messages})),
+)
+
+
+def test_no_body_is_answered_with_a_server_error(texts: Texts) -> None:
+    with asyncio.Runner() as runner:
+        made = house(texts, decode=1)
+        h = runner.run(made.__aenter__())
+
+        statuses: Counter[int] = Counter()
+
+        @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+        @given(requests)
+        def check(request: tuple[str, dict[str, Any]]) -> None:
+            path, body = request
+            response = runner.run(post(h, path, json.dumps(body)))
+            statuses[response.status_code] += 1
+            described_well(response, body)
+
+        @settings(max_examples=50, deadline=None)
+        @given(st.binary(max_size=200))
+        def check_bytes(content: bytes) -> None:
+            response = runner.run(post(h, "/v1/completions", content))
+            assert response.status_code == 400
+            described_well(response, {})
+
+        try:
+            check()
+            check_bytes()
+            assert statuses[200] > 5 and statuses[400] > 5, "both kinds were tried"
+        finally:
+            runner.run(made.__aexit__(None, None, None))
+
+
+async def post(h: House, path: str, content: str | bytes) -> httpx.Response:
+    return await h.http.post(path, content=content)
+
+
+def described_well(response: httpx.Response, body: dict[str, Any]) -> None:
+    assert response.status_code in (200, 400, 404), (response.text, body)
+    if response.status_code == 200:
+        assert '"error": {' not in response.text, response.text
+    else:
+        error = response.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["message"] and error["code"]
+        assert error["type"] == "invalid_request_error"
