@@ -33,6 +33,8 @@ def _typed(event: AttemptFailed) -> TandemError:
     match event.code:
         case TransferError.code:
             return TransferError(event.message, reason=event.reason)
+        case "saturated" | "draining":
+            return _unavailable(event.message, event.code)
         case OverloadedError.code | UnavailableError.code:
             return _unavailable(event.message, event.reason)
         case ContextLengthError.code:
