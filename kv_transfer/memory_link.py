@@ -49,6 +49,14 @@ class MemoryLinkMaker:
             for pair in self._pairs.values():
                 pair.match()
 
+    def wait_under_way(self, num_messages: int, timeout_s: float) -> bool:
+        """Waits until so many messages were sent and have not arrived; False if they were not."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: sum(len(pair.sends) for pair in self._pairs.values()) >= num_messages,
+                timeout_s,
+            )
+
     def break_links(self) -> None:
         """Ends all links as a peer's death would."""
         with self._changed:

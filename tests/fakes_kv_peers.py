@@ -192,11 +192,14 @@ class DecodePeer:
 
     def receive(self, blocks: list[int]) -> PullClosed:
         """Unpacks the only open pull into `blocks`, one for each block of the prompt."""
+        arrived: set[str] = set()
         while True:
             event = self.inbox.take(object)
             if isinstance(event, PullClosed):
+                assert arrived <= {event.transfer_id}, "blocks of another transfer"
                 return event
             assert isinstance(event, BlocksArrived), event
+            arrived.add(event.transfer_id)
             self.unpack(event, blocks)
 
     def unpack(self, event: BlocksArrived, blocks: list[int]) -> None:

@@ -3,30 +3,48 @@
 from __future__ import annotations
 
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from fakes_kv_peers import SPEC, Inbox
+import torch
+from fakes_kv_peers import LONG_S, SPEC, Inbox
 
 from core.clock import MonotonicClock
 from core.errors import TransferError
 from kv_cache.storage import KVStorage
 from kv_transfer.arrivals import Announced, Arrivals
+from kv_transfer.events import BlocksArrived
+from kv_transfer.link import DataLink
+from kv_transfer.memory_link import MemoryLinkMaker
 from kv_transfer.pull_registry import PullRegistry
-from kv_transfer.staging import BlockFormat, StagingLimits
+from kv_transfer.staging import BlockFormat, Lane, Staging, StagingLimits
 from kv_transfer.stats import TransferStats
 
 GOOD = Announced(1, "t", 0, 2, 2 * SPEC.bytes_per_block)
 
 
-def _arrivals() -> Arrivals:
+def _limits(max_inflight: int) -> StagingLimits:
+    return StagingLimits(2 * SPEC.bytes_per_block, max_inflight)
+
+
+def _lane(link: DataLink) -> Lane:
+    block_format = BlockFormat.of(KVStorage(SPEC, 1))
+    return Lane(link, Staging(block_format, _limits(3), num_heads=2, backend="gloo"), None)
+
+
+def _arrivals(inbox: Inbox, acknowledged: list[int], *, max_inflight: int = 1) -> Arrivals:
+    """With one live pull, t."""
     clock, stats = MonotonicClock(), TransferStats()
+    registry = PullRegistry(clock, inbox.post, stats)
+    registry.add_link("link")
+    assert registry.open("t", "link")
     return Arrivals(
         "link",
-        PullRegistry(clock, Inbox().post, stats),
+        registry,
         BlockFormat.of(KVStorage(SPEC, 1)),
-        StagingLimits(max_message_bytes=2 * SPEC.bytes_per_block, max_inflight_messages=1),
-        acknowledge=lambda seq: None,
-        timeout_s=1.0,
+        _limits(max_inflight),
+        acknowledge=acknowledged.append,
+        timeout_s=LONG_S,
         clock=clock,
         stats=stats,
     )
@@ -48,12 +66,12 @@ BLOCK_BYTES = SPEC.bytes_per_block
 )
 def test_a_message_out_of_order_or_of_a_wrong_size_is_corrupt(bad: Announced) -> None:
     with pytest.raises(TransferError) as error:
-        _arrivals().expect(bad)
+        _arrivals(Inbox(), []).expect(bad)
     assert error.value.reason == "corrupt"
 
 
 def test_more_messages_than_there_are_slots_are_corrupt() -> None:
-    arrivals = _arrivals()
+    arrivals = _arrivals(Inbox(), [])
     arrivals.expect(GOOD)
     with pytest.raises(TransferError) as error:
         arrivals.expect(dataclasses.replace(GOOD, seq=2))
@@ -61,7 +79,30 @@ def test_more_messages_than_there_are_slots_are_corrupt() -> None:
 
 
 def test_stopping_ends_the_receiving_thread() -> None:
-    arrivals = _arrivals()
+    arrivals = _arrivals(Inbox(), [])
     arrivals.stop()
     with pytest.raises(TransferError):
         arrivals.run([], None)
+
+
+def test_an_acknowledgement_waits_for_the_messages_before_it() -> None:
+    """The step loop releases in any order, and twice; P may only overwrite what is free."""
+    inbox, acknowledged, links = Inbox(), list[int](), MemoryLinkMaker()
+    arrivals = _arrivals(inbox, acknowledged, max_inflight=3)
+    with ThreadPoolExecutor(2) as threads:
+        accepting = threads.submit(links.accept, "name", LONG_S)
+        lane = _lane(links.dial(links.host(), "name", LONG_S))
+        running = threads.submit(arrivals.run, [lane], None)
+        for seq in (1, 2, 3):
+            arrivals.expect(dataclasses.replace(GOOD, seq=seq))
+            accepting.result(LONG_S).send(torch.zeros(2 * BLOCK_BYTES // 4))
+        first, second, third = (inbox.take(BlocksArrived) for _ in range(3))
+        second.release()
+        third.release()
+        third.release()
+        assert acknowledged == []
+        first.release()
+        first.release()
+        assert acknowledged == [3]
+        arrivals.stop()
+        assert isinstance(running.exception(LONG_S), TransferError)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from fakes_kv_peers import (
     FIRST_TOKENS,
+    LONG_S,
     NUM_BLOCKS,
     DecodePeer,
     PrefillPeer,
@@ -166,6 +167,7 @@ def test_an_aborted_pull_is_silent_and_the_next_one_on_the_link_is_right(peers: 
     d.unpack(d.inbox.take(BlocksArrived), list(range(12)))
     links.pause()
     p.sender.grant("first", 3, list(range(3, 12)))
+    assert links.wait_under_way(1, LONG_S)
     d.receiver.abort("first")
     _ended(p, "first", LeaseOutcome.ABORTED)
     d.receiver.pull(p.offer("second", 6), 0)

@@ -55,6 +55,14 @@ class _Setting:
         self.sender.open_pull("link", transfer_id, 0)
         self.sender.grant(transfer_id, 0, blocks)
 
+    def said(self) -> list[str | None]:
+        """Kinds of the events on the control stream, once that is closed."""
+
+        async def read() -> list[str | None]:
+            return [event.WhichOneof("kind") async for event in self.outbox.stream()]
+
+        return self.loop.run_until_complete(read())
+
     def stop(self) -> None:
         self.sender.stop(LONG_S)
         self.link.join(LONG_S)
@@ -135,3 +143,4 @@ def test_a_packing_that_fails_ends_the_link_and_its_leases(settings: list[_Setti
     storage.go_on.set()
     assert setting.inbox.take(LeaseEnded) == LeaseEnded("t", LeaseOutcome.PEER_LOST)
     assert setting.inbox.is_empty() and setting.sender.num_leases == 0
+    assert setting.said() == [], "nothing was announced that never comes"
