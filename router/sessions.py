@@ -77,7 +77,8 @@ class WorkerSession:
         self._load = LoadReport(ready=False)
         self._assignments = Assignments()
         self._sinks: dict[str, Sink] = {}
-        self._outgoing: asyncio.Queue[worker_pb2.SessionRequest] = asyncio.Queue()
+        self._outgoing: asyncio.Queue[worker_pb2.SessionRequest | None] = asyncio.Queue()
+        """None ends the stream."""
         self._closing = asyncio.Event()
 
     @property
@@ -198,7 +199,10 @@ class WorkerSession:
         return welcomed
 
     async def _requests(self) -> AsyncIterator[worker_pb2.SessionRequest]:
-        """Hello, then whatever is queued; gRPC ends this generator with the call."""
+        """Hello, then whatever is queued, until the end of the session.
+
+        gRPC ends this generator only if we end the call; left waiting, it would stay for ever.
+        """
         hello = worker_pb2.Hello(
             router_id=self._settings.router_id,
             expected_epoch=self.member.epoch,
@@ -206,8 +210,8 @@ class WorkerSession:
         )
         outgoing = self._outgoing
         yield worker_pb2.SessionRequest(hello=hello)
-        while True:
-            yield await outgoing.get()
+        while (request := await outgoing.get()) is not None:
+            yield request
 
     def _welcome(self, message: worker_pb2.SessionEvent) -> None:
         """Checks that this is the incarnation and the role we were told of."""
@@ -239,6 +243,7 @@ class WorkerSession:
     def _lose(self, reason: str) -> None:
         """Every attempt hears of it at once; `info` goes first, so that none is sent back here."""
         was_connected, self._info = self.connected, None
+        self._outgoing.put_nowait(None)
         self._load = LoadReport(ready=False)
         self._assignments.clear()
         lost, self._sinks = self._sinks, {}

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import httpx
 import openai
 from fakes_language import FakeLanguage
-from fakes_worker import DEADLINE_S, FakeKv, FakeWorker, Trap
+from fakes_pull import DEADLINE_S, FakeKv
+from fakes_worker import FakeWorker, Trap
 
 from core.config import Config
 from core.request import Phase

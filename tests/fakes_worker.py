@@ -15,52 +15,21 @@ from dataclasses import dataclass, field, replace
 import grpc
 import grpc.aio
 from fakes_language import FakeLanguage
+from fakes_pull import DEADLINE_S, FakeKv
 
 from core.compat import PROTOCOL_VERSION
 from core.handoff import Handoff, Started
 from core.load import LoadReport
-from core.request import Attempt, AttemptDone, AttemptFailed, LegTimings, Phase, TokenEvent
+from core.request import Attempt, AttemptDone, AttemptFailed, LegTimings, Phase
 from protos import codec, worker_pb2, worker_pb2_grpc
 from protos.codec import WorkerEvent
 from state.store import Member
 
-DEADLINE_S = 20.0
-"""Of every wait in a test: far above what is ever needed, so that only a hang meets it."""
 REPORT_S = 0.05
 BLOCK_SIZE = 16
 
 Unary = grpc.aio.ServicerContext[object, object]
 Context = grpc.aio.ServicerContext[worker_pb2.SessionRequest, worker_pb2.SessionEvent]
-
-
-class FakeKv:
-    """Where P's first tokens lie until D pulls them: transfer id -> a future of them."""
-
-    def __init__(self) -> None:
-        self.open: dict[str, asyncio.Future[list[TokenEvent]]] = {}
-
-    def grant(self, transfer_id: str) -> None:
-        self.open[transfer_id] = asyncio.get_running_loop().create_future()
-
-    def complete(self, transfer_id: str, first: list[TokenEvent]) -> None:
-        future = self.open.get(transfer_id)
-        if future is not None and not future.done():
-            future.set_result(first)
-
-    def end(self, transfer_id: str) -> None:
-        """The lease ends; a pull that waits is told so."""
-        future = self.open.pop(transfer_id, None)
-        if future is not None:
-            future.cancel()
-
-    async def pull(self, transfer_id: str) -> list[TokenEvent] | None:
-        """The first tokens; None if P has, or keeps, nothing under this id."""
-        future = self.open.get(transfer_id)
-        if future is None:
-            return None
-        await asyncio.wait({future}, timeout=DEADLINE_S)
-        self.open.pop(transfer_id, None)
-        return None if future.cancelled() or not future.done() else future.result()
 
 
 @dataclass

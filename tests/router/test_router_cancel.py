@@ -11,7 +11,7 @@ import httpx
 import pytest
 from fakes_house import MODEL, House, Texts, house
 from fakes_language import FakeLanguage
-from fakes_worker import DEADLINE_S
+from fakes_pull import DEADLINE_S
 
 from core import metric_names as names
 

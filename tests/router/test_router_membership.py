@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from fakes_house import MODEL, House, Texts, house
-from fakes_worker import DEADLINE_S, FakeWorker
+from fakes_pull import DEADLINE_S
+from fakes_worker import FakeWorker
 
 from core.load import LoadReport
 from core.request import Phase

@@ -9,7 +9,8 @@ from typing import Any
 
 import httpx
 from fakes_house import MODEL, House, Texts, house
-from fakes_worker import DEADLINE_S, Trap
+from fakes_pull import DEADLINE_S
+from fakes_worker import Trap
 from prometheus_client.parser import text_string_to_metric_families
 
 from core import metric_names as names
