@@ -5,7 +5,8 @@
     events          come from the step loop, go to the session that owns the attempt
     load            sent when it changed, at most every `load_report_s`, and as a sign of life
                 at least every `heartbeat_s`
-    end             by either side: every attempt the session still owns is cancelled
+    end             by either side, ours when the worker stops: every attempt the session still
+                    owns is cancelled
 
 Everything here runs on the event loop; only `deliver` may be called from elsewhere.
 """
@@ -45,10 +46,16 @@ class RouterSession:
         self._unread: list[codec.WorkerEvent] = []
         self._arrived = asyncio.Event()
         self.overrun = False
+        self.ended = False
 
     def put(self, events: list[codec.WorkerEvent]) -> None:
         self._unread += events
         self.overrun = self.overrun or len(self._unread) > _MAX_UNREAD_EVENTS
+        self._arrived.set()
+
+    def end(self) -> None:
+        """Nothing follows what was put before."""
+        self.ended = True
         self._arrived.set()
 
     async def take(self, timeout_s: float) -> list[codec.WorkerEvent]:
@@ -81,6 +88,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._load_report_s = worker.load_report_s
         self._heartbeat_s = worker.heartbeat_s
         self._owner: dict[str, RouterSession] = {}
+        self._sessions: set[RouterSession] = set()
+        self._stopping = False
 
     def deliver(self, events: list[codec.WorkerEvent]) -> None:
         """Hands the step loop's events to the sessions that own their attempts."""
@@ -96,6 +105,12 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         for session, own in by_session.values():
             session.put(own)
 
+    def stop(self) -> None:
+        """Ends all sessions, also those to come. Idempotent."""
+        self._stopping = True
+        for session in self._sessions:
+            session.end()
+
     async def Describe(
         self,
         request: worker_pb2.DescribeRequest,
@@ -110,7 +125,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     ) -> AsyncIterator[worker_pb2.SessionEvent]:
         welcome = self._describe()
         await _check_hello(await anext(request_iterator, None), welcome, context)
-        session = RouterSession()
+        session = self._open()
         reader = asyncio.create_task(self._read(session, request_iterator))
         try:
             yield worker_pb2.SessionEvent(welcome=welcome)
@@ -177,7 +192,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     async def _write(
         self, session: RouterSession, reader: asyncio.Task[None]
     ) -> AsyncIterator[worker_pb2.SessionEvent]:
-        """Events as they come, and the load whenever it changed; ends with the reader."""
+        """Events as they come, and the load whenever it changed; ends with the session."""
         loop = asyncio.get_running_loop()
         reported: LoadReport | None = None
         reported_at = loop.time()
@@ -189,10 +204,18 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             if load != reported or loop.time() - reported_at >= self._heartbeat_s:
                 reported, reported_at = load, loop.time()
                 yield worker_pb2.SessionEvent(load=codec.load_to_wire(load))
-            if reader.done():
+            if reader.done() or session.ended:
                 return
 
+    def _open(self) -> RouterSession:
+        session = RouterSession()
+        self._sessions.add(session)
+        if self._stopping:
+            session.end()
+        return session
+
     def _abandon(self, session: RouterSession) -> None:
+        self._sessions.discard(session)
         owned = [key for key, owner in self._owner.items() if owner is session]
         for transfer_id in owned:
             del self._owner[transfer_id]

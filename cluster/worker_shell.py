@@ -17,6 +17,7 @@ import os
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import grpc
 
@@ -109,23 +110,14 @@ class WorkerShell:
             return
         step_s = grace_s / 4
         await parts.heartbeat.stop()
-        await parts.server.stop(step_s)
+        parts.service.stop()
         if isinstance(parts.transfers, Sender):
             await asyncio.to_thread(parts.transfers.stop, step_s)
         else:
             await parts.transfers.stop()
+        await parts.server.stop(step_s)  # sessions and links have ended their streams by now
         await asyncio.to_thread(parts.step_loop.stop, step_s)
         parts.links.close()
-
-    def load(self) -> LoadReport:
-        """The worker's load, with what only the shell knows: draining, and whether it is stuck."""
-        assert self._parts is not None
-        report = self._parts.step_loop.load()
-        return replace(
-            report,
-            draining=self._parts.gate.draining,
-            ready=report.last_step_age_s < self._config.worker.stuck_after_s,
-        )
 
     def _build_engine(self, progress: Progress) -> Engine:
         config = self._config
@@ -167,12 +159,13 @@ class WorkerShell:
         )
         mailbox.connect(step_loop.post)
         gate = DrainGate(step_loop, lambda: heartbeat.stop())
+        load = partial(_load, step_loop, gate, stuck_after_s=self._config.worker.stuck_after_s)
         service = WorkerService(
-            lambda: self._describe(engine),
+            lambda: self._describe(engine, load()),
             step_loop,
             engine.pool,
             gate,
-            load=self.load,
+            load=load,
             worker=self._config.worker,
         )
         worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
@@ -190,7 +183,7 @@ class WorkerShell:
             tensor_parallel_size=self._config.parallel.tensor_parallel_size,
         )
 
-    def _describe(self, engine: Engine) -> worker_pb2.WorkerInfo:
+    def _describe(self, engine: Engine, load: LoadReport) -> worker_pb2.WorkerInfo:
         return worker_pb2.WorkerInfo(
             worker_id=self._worker_id,
             epoch=self._epoch,
@@ -205,12 +198,22 @@ class WorkerShell:
             release=RELEASE,
             prefill_chunk_tokens=self._config.scheduler.prefill_chunk_tokens,
             pid=os.getpid(),
-            load=codec.load_to_wire(self.load()),
+            load=codec.load_to_wire(load),
         )
 
     def _fail(self, error: BaseException) -> None:
         if self._failed is not None and not self._failed.done():
             self._failed.set_exception(error)
+
+
+def _load(step_loop: StepLoop, gate: DrainGate, *, stuck_after_s: float) -> LoadReport:
+    """The step loop's load, with what only the shell knows: draining, and whether it is stuck.
+
+    Sessions ask for it until they end, so also while the worker stops.
+    """
+    report = step_loop.load()
+    ready = report.last_step_age_s < stuck_after_s
+    return replace(report, draining=gate.draining, ready=ready)
 
 
 def _call(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> None:
