@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from fakes_generation import Generation
+from fakes_oracle import load_oracle
 from fakes_tiny_model import TinyModel
-from transformers import AutoConfig, LlamaForCausalLM
-from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from model.llama import CausalLM
 from model.loader import load_model
@@ -44,16 +39,7 @@ def model(card: ModelCard) -> CausalLM:
 
 @pytest.fixture(scope="module")
 def oracle(card: ModelCard) -> TinyModel:
-    """transformers' dequantised weights in a plain model: it can't run GGUF without accelerate."""
-    path: Path = card.source.path
-    config = AutoConfig.from_pretrained(str(path.parent), gguf_file=path.name)
-    with torch.device("meta"):
-        shapes = LlamaForCausalLM(config)
-    read: Callable[..., dict[str, Any]] = load_gguf_checkpoint
-    weights = read(str(path), return_tensors=True, model_to_load=shapes)["tensors"]
-    return TinyModel(
-        card, LlamaForCausalLM.from_pretrained(None, config=config, state_dict=weights)
-    )
+    return TinyModel(card, load_oracle(card.source.path))
 
 
 @pytest.fixture(scope="module")
