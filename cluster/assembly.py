@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 
+from cluster.own_address import with_own_address
 from cluster.shell import Makers, Router, Worker
 from core.config import Config
 from core.request import Phase
@@ -19,7 +20,7 @@ def real_makers() -> Makers:
 async def make_worker(config: Config, role: Phase, worker_id: str, store: Store) -> Worker:
     """A worker that holds nothing yet. Imports torch, which takes seconds, in a thread."""
     module = await asyncio.to_thread(importlib.import_module, "cluster.worker_shell")
-    worker: Worker = module.WorkerShell(config, role, worker_id, store)
+    worker: Worker = module.WorkerShell(with_own_address(config), role, worker_id, store)
     return worker
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 import ray
+import ray.util
 
 from cluster.plan import WorkerSpec, with_num_threads, worker_specs
 from cluster.ray_actors import Home, RouterActor, WorkerActor
@@ -134,8 +135,9 @@ class RayCluster:
     def _supervise_router(self, store: StoreRef) -> Supervisor:
         home = Home(ROUTER, self._log_dir)
         arguments = (home, self._config, store, self._makers.router)
-        # Tokenisers have threads of their own; torch never runs there.
-        room = Room(num_cpus=1, environ=(("TOKENIZERS_PARALLELISM", "false"),))
+        # Here, not on another machine of the cluster: this is where its address is printed.
+        here: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        room = Room(num_cpus=1, environ=(("TOKENIZERS_PARALLELISM", "false"),), node=here)
         return self._supervise(ROUTER, [ActorSpec(ROUTER, RouterActor, arguments)], room)
 
     def _supervise(self, name: str, ranks: list[ActorSpec], room: Room) -> Supervisor:

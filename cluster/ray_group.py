@@ -50,10 +50,14 @@ class Room:
     num_cpus: float
     num_gpus: float = 0.0
     environ: tuple[tuple[str, str], ...] = ()
+    node: str | None = None
+    """Address of the one machine that will do; None: any."""
 
     @property
     def bundle(self) -> dict[str, float]:
         resources = {"CPU": self.num_cpus, "GPU": self.num_gpus}
+        if self.node is not None:
+            resources[f"node:{self.node}"] = 0.001  # Ray gives each machine one of its own name
         return {name: amount for name, amount in resources.items() if amount}
 
 

@@ -7,6 +7,7 @@ travels through it), and a temporary directory of its own that goes away with it
 from __future__ import annotations
 
 import logging
+import socket
 import tempfile
 import uuid
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from cluster import litter
 from core.config import ClusterConfig
 from core.errors import ConfigError
 
+CONNECT_TIMEOUT_S = 5.0
 OBJECT_STORE_BYTES = 80 * 1024 * 1024
 """Just above the least that Ray accepts."""
 
@@ -50,6 +52,7 @@ def open_session(config: ClusterConfig, *, num_cpus: int) -> RaySession:
 
 
 def _join(address: str, namespace: str) -> RaySession:
+    _check_listening(address)
     try:
         ray.init(
             address=address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR
@@ -57,6 +60,17 @@ def _join(address: str, namespace: str) -> RaySession:
     except (ConnectionError, ValueError) as error:
         raise ConfigError(f"cluster.ray_address = {address!r}: {error}") from None
     return RaySession(ray.get_runtime_context().gcs_address, None)
+
+
+def _check_listening(address: str) -> None:
+    """Asks first: Ray itself tries for many minutes. `auto` and the like it looks up elsewhere."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        raise ConfigError(f"cluster.ray_address = {address!r}: {error}") from None
 
 
 def _start(namespace: str, num_cpus: int) -> RaySession:

@@ -142,7 +142,8 @@ class WorkerConfig(_Section):
     """A prefill or decode worker process."""
 
     host: str = "127.0.0.1"
-    """Address the worker's gRPC server binds and announces."""
+    """Address the worker's gRPC server binds and announces; auto: this machine's own on the
+    network, for workers on several machines."""
     port: Port = 0
     """Port of the worker's gRPC server; 0 picks a free one."""
     heartbeat_s: PositiveFloat = 1.0

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
+import fakes_process
 import pytest
 import redis_server
+
+if TYPE_CHECKING:
+    from cluster.ray_session import RaySession
 
 from core.config import ModelConfig
 from text.hub import ModelSource, resolve
@@ -25,14 +30,16 @@ def redis_url(redis_binary: redis_server.Binary) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def ray_session() -> Iterator[None]:
+def ray_session() -> Iterator[RaySession]:
     """A private Ray cluster, shared by the session."""
     from cluster.ray_session import open_session
     from core.config import ClusterConfig
 
-    session = open_session(ClusterConfig(), num_cpus=8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", fakes_process.IMPORT_PATH)  # actors import stand-ins
+        session = open_session(ClusterConfig(), num_cpus=8)
     try:
-        yield
+        yield session
     finally:
         session.close()
 

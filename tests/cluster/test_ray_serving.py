@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
-from fakes_process import Child, child, python
+import ray
+from fakes_process import DEADLINE_S, Child, child, python
 
 from cluster import litter
+from cluster.ray_session import RaySession
 from cluster.run_record import Run, live_runs
 
 SERVE = """
@@ -160,3 +163,32 @@ def test_a_process_that_keeps_dying_ends_the_serving(tmp_path: Path) -> None:
         os.kill(pid_of(the_run(tmp_path), "decode-0"), signal.SIGKILL)
         assert started.end() == 1
         assert "decode-0 cannot be kept alive" in started.output
+
+
+def test_a_cluster_that_exists_is_joined_and_left_as_it_was(
+    ray_session: RaySession, tmp_path: Path
+) -> None:
+    before = free_resources()
+    with serving(tmp_path, "make_worker", f"cluster.ray_address={ray_session.address}") as started:
+        started.wait_for("serving")
+        run = the_run(tmp_path)
+        assert (run.ray_address, run.temp_dir) == (ray_session.address, "")
+        started.process.send_signal(signal.SIGTERM)
+        assert started.end() == 0
+        assert not [process.name for process in run.processes if is_ours(process.pid)]
+    # Ray tells of it with a delay.
+    deadline = time.monotonic() + DEADLINE_S
+    while free_resources() != before:
+        assert time.monotonic() < deadline
+
+
+def free_resources() -> dict[str, float]:
+    """What nobody has reserved; the object store's fill is none of our business."""
+    resources: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
+    return {name: resources[name] for name in sorted(resources) if name != "object_store_memory"}
+
+
+def test_an_address_without_a_cluster_is_a_configuration_error(tmp_path: Path) -> None:
+    with serving(tmp_path, "make_worker", "cluster.ray_address=127.0.0.1:9") as started:
+        assert started.end() == 1
+        assert "refused: cluster.ray_address = '127.0.0.1:9'" in started.output
