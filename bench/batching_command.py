@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from typing import Annotated
 
@@ -21,6 +20,7 @@ from bench.report import write_json
 from bench.runner import LoopTimer
 from bench.tables import batching_table
 from bench.tandem_server import parse_settings, server_at
+from bench.unwinding import run_unwinding
 from bench.workload import WorkItem, synthetic_items, take
 from core.clock import MonotonicClock
 
@@ -57,7 +57,7 @@ def batching(
         )
     else:
         settings = {**combined(os.cpu_count() or 1), **settings}
-        report = asyncio.run(_on_server(base_url, settings, model, items, concurrency, repeats))
+        report = run_unwinding(_on_server(base_url, settings, model, items, concurrency, repeats))
     Console().print(batching_table([report]))
     if json_file is not None:
         write_json(json_file, report)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from typing import Annotated
 
@@ -17,6 +16,7 @@ from bench.report import write_json
 from bench.runner import LoopTimer
 from bench.tables import handoff_table
 from bench.tandem_server import parse_settings
+from bench.unwinding import run_unwinding
 from core.clock import MonotonicClock
 
 
@@ -41,7 +41,7 @@ def handoff(
     plan = handoff_plan(input_len, num_requests, seed)
     settings = {**pair(os.cpu_count() or 1), **parse_settings(overrides or [])}
     urls = {OVERLAP_ON: base_url, OVERLAP_OFF: base_url_off}
-    report = asyncio.run(
+    report = run_unwinding(
         measure_handoffs(
             urls,
             settings,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +17,7 @@ from bench.runner import LoopTimer
 from bench.suite import SuitePlan, SuiteReport, run_suite
 from bench.tables import batching_table, handoff_table, ratio_table, serve_table, waste_table
 from bench.tandem_server import parse_settings
+from bench.unwinding import run_unwinding
 from core.clock import MonotonicClock
 
 
@@ -47,7 +47,7 @@ def suite(
     )
     settings, num_threads = parse_settings(overrides or []), os.cpu_count() or 1
     timer = LoopTimer(MonotonicClock())
-    report = asyncio.run(run_suite(plan, settings, num_threads, timer, show_progress))
+    report = run_unwinding(run_suite(plan, settings, num_threads, timer, show_progress))
     write_json(directory / "suite.json", report)
     plot_load(report.comparison.servers, directory / "suite.png")
     show(report)
