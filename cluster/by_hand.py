@@ -14,6 +14,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from cluster.plan import check_startable
 from cluster.shell import Endpoints, MakeRouter, MakeWorker, Router, Worker
 from cluster.signals import StopSignals
 from cluster.store_factory import connect_store
@@ -42,6 +43,7 @@ async def run_worker(
 
     Raises ConfigError, or what the start raised.
     """
+    check_startable(config)
     grace_s = config.worker.drain_timeout_s + config.cluster.stop_timeout_s
     with StopSignals(grace_s) as signals:
         store = connect_store(config.state)

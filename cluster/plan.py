@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from core.config import Config
+from core.errors import ConfigError
 from core.request import Phase
 
 
@@ -17,6 +18,16 @@ class WorkerSpec:
     num_ranks: int
     num_threads: int
     """Compute threads of each rank; also the CPUs its placement reserves."""
+
+
+def check_startable(config: Config) -> None:
+    """Raises ConfigError for what the settings allow and no process can do yet."""
+    num_ranks = config.parallel.tensor_parallel_size
+    if num_ranks > 1:
+        raise ConfigError(
+            f"parallel.tensor_parallel_size = {num_ranks}: a worker of several ranks cannot be "
+            "started yet; use 1"
+        )
 
 
 def worker_specs(config: Config, *, num_cores: int) -> tuple[WorkerSpec, ...]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster import litter
+from cluster.plan import check_startable
 from cluster.ray_cluster import ClusterHooks, RayCluster, StartProgress
 from cluster.run_record import Run, RunDirectory, new_run
 from cluster.shell import Makers, Ready
@@ -42,6 +43,7 @@ async def serve(
 
     Call in the main thread. Returns the exit status. Raises TandemError if something won't start.
     """
+    check_startable(config)
     root = run_dir(config.cluster)
     litter.sweep(root)
     stop_s = config.cluster.stop_timeout_s

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.plan import threads_per_rank, with_num_threads, worker_specs
+from cluster.plan import check_startable, threads_per_rank, with_num_threads, worker_specs
 from core.config import Config, load_config
+from core.errors import ConfigError
 from core.request import Phase
 
 
@@ -51,3 +53,9 @@ def test_a_rank_gets_its_threads_written_into_a_configuration_of_its_own() -> No
     shared = Config()
     assert with_num_threads(shared, 3).parallel.num_threads == 3
     assert shared.parallel.num_threads is None
+
+
+def test_what_cannot_be_started_yet_is_refused_by_name() -> None:
+    check_startable(Config())
+    with pytest.raises(ConfigError, match=r"parallel\.tensor_parallel_size = 2"):
+        check_startable(config("parallel.tensor_parallel_size=2"))
