@@ -12,7 +12,7 @@ from fakes_prompts import CHATS, CODE, LISTS, LONG, PROMPTS, PROSE, UNICODE
 from core.request import SamplingParams
 from text.tokenizer import Tokenizer
 
-NUM_TOKENS = 20
+NUM_TOKENS = 24
 GREEDY = SamplingParams(NUM_TOKENS, temperature=0.0)
 WARM = SamplingParams(NUM_TOKENS, temperature=0.8, seed=20_240_229)
 FILTERED = replace(WARM, top_p=0.9, top_k=50, min_p=0.02)
@@ -46,6 +46,18 @@ def golden_asks(tokenizer: Tokenizer) -> list[Ask]:
 def mixed_asks(tokenizer: Tokenizer, num_asks: int) -> list[Ask]:
     """Many different requests of few tokens: prompts, kinds, seeds and lengths all vary."""
     return list(itertools.islice(_mixed(tokenizer), num_asks))
+
+
+def long_asks(tokenizer: Tokenizer, num_asks: int) -> list[Ask]:
+    """Prompts of several chunks that share no prefix, and few tokens."""
+    return [
+        Ask(
+            f"long {i}",
+            tuple(tokenizer.encode(f"Letter {i}. {LONG[i % len(LONG)]}"))[:300],
+            replace(KINDS[i % len(KINDS)], seed=2000 + i, max_tokens=6, min_tokens=0),
+        )
+        for i in range(num_asks)
+    ]
 
 
 def _mixed(tokenizer: Tokenizer) -> Iterator[Ask]:

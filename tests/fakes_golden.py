@@ -51,6 +51,29 @@ class Ask:
             deadline_s=1e6,
         )
 
+    def to_json(self, model: str, cache_salt: str = "") -> dict[str, object]:
+        """The body of /v1/completions."""
+        sampling = self.sampling
+        return {
+            "model": model,
+            "prompt": list(self.token_ids),
+            "n": self.n,
+            "max_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
+            "presence_penalty": sampling.presence_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
+            "repetition_penalty": sampling.repetition_penalty,
+            "logit_bias": {str(token_id): bias for token_id, bias in sampling.logit_bias},
+            "logprobs": sampling.logprobs,
+            "seed": sampling.seed,
+            "min_tokens": sampling.min_tokens,
+            "ignore_eos": sampling.ignore_eos,
+            "cache_salt": cache_salt,
+        }
+
     def to_wire(self, model: str, cache_salt: str = "") -> pb.CompleteRequest:
         sampling = self.sampling
         return pb.CompleteRequest(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -19,8 +19,9 @@ from fakes_golden import Answer, Ask, ChoiceAnswer
 from fakes_loop_thread import DEADLINE_S, LoopThread
 
 from cluster.router_process import load_texts
+from cluster.store_factory import connect_store
 from cluster.worker_shell import WorkerShell
-from core.config import Config, load_config
+from core.config import Config, StateConfig, load_config
 from core.request import Phase, TokenLogprobs
 from protos import inference_pb2 as pb
 from protos import inference_pb2_grpc, worker_pb2, worker_pb2_grpc
@@ -64,13 +65,16 @@ class Front:
     http: httpx.AsyncClient
     stub: inference_pb2_grpc.InferenceAsyncStub
 
-    async def complete(self, ask: Ask, cache_salt: str = "") -> Answer:
+    async def complete(
+        self, ask: Ask, cache_salt: str = "", on_delta: Callable[[], None] = lambda: None
+    ) -> Answer:
         """The whole answer over the public gRPC API, which tells token ids."""
         choices = [ChoiceAnswer([], []) for _ in range(ask.n)]
         async for event in self.stub.Complete(ask.to_wire(self.model, cache_salt)):
             if event.HasField("usage"):
                 return Answer(choices, event.usage)
             take(choices, event.delta)
+            on_delta()
         raise AssertionError(f"{ask.name}: the stream ended without a usage")
 
     async def until_connected(self, num_workers: int) -> None:
@@ -108,6 +112,10 @@ class RealHouse:
 
     def front(self, config: Config, store: Store) -> Front:
         return self._enter(_front(config, store))
+
+    def shared_store(self, state: StateConfig) -> Store:
+        """The store that processes of their own share with this one."""
+        return self._enter(_shared_store(state))
 
     def complete(self, front: Front, asks: Sequence[Ask], cache_salt: str = "") -> list[Answer]:
         """All of them at once."""
@@ -154,6 +162,15 @@ async def _front(config: Config, store: Store) -> AsyncIterator[Front]:
         await server.stop(1.0)
 
 
+@contextlib.asynccontextmanager
+async def _shared_store(state: StateConfig) -> AsyncIterator[Store]:
+    store = connect_store(state)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
 @dataclass(frozen=True)
 class PairHouse:
     """One P and one D, and a router for each way to use them."""
@@ -166,7 +183,7 @@ class PairHouse:
     def check_whole(self) -> None:
         """Fails unless both pools come to rest with every block cached or free."""
         for member in self.workers:
-            audit = self.house.loop.run(until_whole(member))
+            audit = self.house.loop.run(until_whole(member.address))
             unheld = audit.blocks_by_state["cached"] + audit.blocks_by_state["free"]
             assert unheld == audit.num_blocks
 
@@ -198,13 +215,13 @@ async def describe(address: str) -> worker_pb2.WorkerInfo:
         return await stub.Describe(worker_pb2.DescribeRequest(), timeout=DEADLINE_S)
 
 
-async def until_whole(member: Member) -> worker_pb2.AuditKvReply:
+async def until_whole(address: str) -> worker_pb2.AuditKvReply:
     """The worker's audit once nobody holds a block.
 
     A client has its answer before the last lease is given back, and nothing outside tells when that
     is. So it is asked again, each time after one more turn of its step loop.
     """
-    async with grpc.aio.insecure_channel(member.address) as channel:
+    async with grpc.aio.insecure_channel(address) as channel:
         stub: worker_pb2_grpc.WorkerAsyncStub = worker_pb2_grpc.WorkerStub(channel)
         async with asyncio.timeout(DEADLINE_S):
             while True:
