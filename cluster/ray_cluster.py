@@ -104,13 +104,15 @@ class RayCluster:
             await self._router.drain(grace_s / 2)
         supervisors = [*self._workers, *([self._router] if self._router else [])]
         await asyncio.gather(*(keeper.stop(grace_s / 2) for keeper in supervisors))
-        self._workers, self._router = [], None
-        store, self._store = self._store, None
-        if store is not None:
-            discard_store(store)
         session, self._session = self._session, None
-        if session is not None:
-            await asyncio.to_thread(session.close)
+        if session is None:
+            return
+        if session.temp_dir is None:
+            # Others go on using this Ray. A private one takes everything with it when it ends.
+            await asyncio.gather(*(keeper.discard() for keeper in supervisors))
+            if self._store is not None:
+                await asyncio.to_thread(discard_store, self._store)
+        await asyncio.to_thread(session.close)
 
     async def _start(self, keeper: Supervisor) -> Ready:
         ready = await keeper.start(lambda line: self._hooks.progress(keeper.name, line))

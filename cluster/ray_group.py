@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,10 @@ from cluster.ray_calls import ProcessLostError, call
 from cluster.shell import Progress, Ready
 from core.errors import TandemError
 
+log = logging.getLogger(__name__)
+
 PLACE_TIMEOUT_S = 30.0
+DISCARD_TIMEOUT_S = 10.0
 RANK_SHARE = 0.8
 """Of the time given to a drain or stop; the rest is for the call to come back."""
 
@@ -126,12 +130,13 @@ class ActorGroup:
         await asyncio.gather(*calls)
 
     async def discard(self) -> None:
-        for actor in self._actors:
-            ray.kill(actor)
-        if self._placement is not None:
-            # Also ends whatever still runs in it: a stopped process doesn't hear a kill.
-            remove_placement_group(self._placement)
-        self._actors, self._placement = [], None
+        actors, self._actors = self._actors, []
+        placement, self._placement = self._placement, None
+        try:
+            async with asyncio.timeout(DISCARD_TIMEOUT_S):
+                await asyncio.to_thread(_give_back, actors, placement)
+        except TimeoutError:
+            log.warning("Ray does not answer: what a dead group held is not given back yet")
 
     async def _place(self) -> PlacementGroup:
         bundles = [self._room.bundle] * len(self._ranks)
@@ -179,6 +184,15 @@ class ActorGroup:
             return error.message
         finally:
             failed.cancel()
+
+
+def _give_back(actors: Sequence[Any], placement: PlacementGroup | None) -> None:
+    """Blocks, and for as long as Ray's head is away."""
+    for actor in actors:
+        ray.kill(actor)
+    if placement is not None:
+        # Also ends whatever still runs in it: a stopped process doesn't hear a kill.
+        remove_placement_group(placement)
 
 
 async def _failure(actor: Any) -> str:

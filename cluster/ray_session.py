@@ -6,9 +6,11 @@ travels through it), and a temporary directory of its own that goes away with it
 
 from __future__ import annotations
 
+import atexit
 import logging
 import socket
 import tempfile
+import threading
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,8 @@ from core.config import ClusterConfig
 from core.errors import ConfigError
 
 CONNECT_TIMEOUT_S = 5.0
+SHUTDOWN_TIMEOUT_S = 2.5
+"""A living Ray takes 1.4 s."""
 OBJECT_STORE_BYTES = 80 * 1024 * 1024
 """Just above the least that Ray accepts."""
 
@@ -34,7 +38,12 @@ class RaySession:
 
     def close(self) -> None:
         """Disconnects; ends a private cluster with all its processes and files. Idempotent."""
-        ray.shutdown()
+        # Ray waits for its head, which may be dead. What it leaves is removed all the same.
+        shutdown = threading.Thread(target=ray.shutdown, name="ray shutdown", daemon=True)
+        shutdown.start()
+        shutdown.join(SHUTDOWN_TIMEOUT_S)
+        if shutdown.is_alive():
+            atexit.unregister(ray.shutdown)  # it would wait for its head again
         if self.temp_dir is not None:
             litter.remove(self.temp_dir)
 

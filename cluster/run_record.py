@@ -56,6 +56,10 @@ class RunDirectory:
         fresh.write_text(json.dumps(asdict(run), indent=1))
         fresh.replace(self.path / "run.json")
 
+    def forget(self) -> None:
+        """Removes the record: the run is over. Idempotent."""
+        (self.path / "run.json").unlink(missing_ok=True)
+
 
 @contextlib.contextmanager
 def new_run(root: Path) -> Iterator[RunDirectory]:
@@ -70,7 +74,7 @@ def new_run(root: Path) -> Iterator[RunDirectory]:
         try:
             yield directory
         finally:
-            (directory.path / "run.json").unlink(missing_ok=True)
+            directory.forget()
 
 
 def live_runs(root: Path) -> list[Run]:

@@ -143,5 +143,6 @@ class _Notes:
 
     def remove_litter(self) -> None:
         """Called when a clean stop took too long."""
+        self._directory.forget()
         if self._temp_dir is not None:
             litter.remove(self._temp_dir)

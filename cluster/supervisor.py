@@ -4,7 +4,7 @@
     ready    wait for the failure
     failed   discard > decide > wait out the delay > start   (a start that fails is a failure)
     given up the restarts are used up: `ended` is set
-    stopped  by `stop`, from any state
+    stopped  by `stop` and `discard`, from any state
 
 Each replica has a supervisor of its own, so one that cannot be placed delays nobody else.
 """
@@ -64,11 +64,16 @@ class Supervisor:
             await _shielded(self.name, "drain", self._replica.drain(timeout_s))
 
     async def stop(self, grace_s: float) -> None:
-        """Ends the present life and gives back what it held. Idempotent."""
+        """Ends the present life in order; `discard` comes next. Idempotent."""
         await self._let_go()
         if self._replica is not None and self._ready_at is not None:
             await _shielded(self.name, "stop", self._replica.stop(grace_s))
-        await self._discard()
+
+    async def discard(self) -> None:
+        """Gives back what the last life held. Idempotent."""
+        replica, self._replica, self._ready_at = self._replica, None, None
+        if replica is not None:
+            await replica.discard()
 
     async def _launch(self, progress: Progress) -> Ready:
         self._replica = self._make()
@@ -90,7 +95,7 @@ class Supervisor:
             log.warning("%s failed: %s", self.name, reason)
         ready_s = 0.0 if self._ready_at is None else self._clock.now() - self._ready_at
         self._on_change(self.name, None)
-        await self._discard()
+        await self.discard()
         decision = after_failure(self._history, ready_s=ready_s, max_restarts=self._max_restarts)
         if isinstance(decision, GiveUp):
             log.error("%s is given up after %d restarts", self.name, decision.num_restarts)
@@ -108,11 +113,6 @@ class Supervisor:
             log.info("%s serves again, as process %d", self.name, ready.pid)
         except TandemError as error:
             log.warning("%s did not start: %s", self.name, error.message)
-
-    async def _discard(self) -> None:
-        replica, self._replica, self._ready_at = self._replica, None, None
-        if replica is not None:
-            await replica.discard()
 
     async def _let_go(self) -> None:
         keeping, self._keeping = self._keeping, None

@@ -146,6 +146,18 @@ def test_workers_that_cannot_stop_are_ended_within_the_grace(
         assert_nothing_left(run, tmp_path, shared_memory)
 
 
+def test_a_signal_to_the_whole_process_group_leaves_nothing_either(
+    tmp_path: Path, shared_memory: set[str]
+) -> None:
+    """As `timeout`, systemd and terminals send it: Ray's own processes get it too."""
+    with serving(tmp_path, "make_worker") as started:
+        started.wait_for("serving")
+        run = the_run(tmp_path)
+        os.killpg(started.process.pid, signal.SIGTERM)
+        started.end()
+        assert_nothing_left(run, tmp_path, shared_memory)
+
+
 def test_a_start_that_is_refused_names_the_reason_and_leaves_nothing(
     tmp_path: Path, shared_memory: set[str]
 ) -> None:

@@ -68,6 +68,10 @@ class House:
         self.lives.append(Life(number, refusal))
         return self.lives[-1]
 
+    async def end(self) -> None:
+        await self.keeper.stop(1.0)
+        await self.keeper.discard()
+
     async def start(self) -> Ready:
         ready = await self.keeper.start(lambda line: None)
         assert await self.changes.get() == ready
@@ -90,7 +94,7 @@ def test_a_dead_replica_is_discarded_and_replaced() -> None:
         assert await house.changes.get() is None
         assert await house.changes.get() == Ready("w", 1, "life:1")
         assert house.lives[0].done == ["discard"]
-        await house.keeper.stop(1.0)
+        await house.end()
 
     run(check)
 
@@ -100,7 +104,7 @@ def test_a_first_start_that_is_refused_is_the_callers_to_judge() -> None:
         house = House(refusals=(0,))
         with pytest.raises(CapacityError, match="too big"):
             await house.keeper.start(lambda line: None)
-        await house.keeper.stop(1.0)
+        await house.end()
         assert house.lives[0].done == ["discard"]
 
     run(check)
@@ -115,7 +119,7 @@ def test_a_next_life_that_does_not_start_is_tried_again() -> None:
         assert await house.changes.get() is None
         assert await house.changes.get() == Ready("w", 2, "life:2")
         assert house.lives[1].done == ["discard"]
-        await house.keeper.stop(1.0)
+        await house.end()
 
     run(check)
 
@@ -139,8 +143,8 @@ def test_stopping_drains_first_and_never_restarts() -> None:
         await house.start()
         await house.keeper.drain(1.0)
         house.lives[0].death.set()
-        await house.keeper.stop(1.0)
-        await house.keeper.stop(1.0)
+        await house.end()
+        await house.end()
         assert house.lives[0].done == ["drain", "stop", "discard"]
         assert len(house.lives) == 1
 
@@ -152,7 +156,7 @@ def test_a_replica_that_dies_while_it_is_stopped_is_still_discarded() -> None:
         house = House()
         await house.start()
         house.lives[0].stop_error = UnavailableError("gone", reason="no_worker")
-        await house.keeper.stop(1.0)
+        await house.end()
         assert house.lives[0].done == ["stop", "discard"]
 
     run(check)
@@ -167,8 +171,8 @@ def test_one_that_cannot_be_placed_does_not_hold_up_another() -> None:
         fine.lives[0].death.set()
         assert await fine.changes.get() is None
         assert await fine.changes.get() == Ready("w", 1, "life:1")
-        await stuck.keeper.stop(1.0)
-        await fine.keeper.stop(1.0)
+        await stuck.end()
+        await fine.end()
         assert all("discard" in life.done for life in stuck.lives)
 
     run(check)
