@@ -65,6 +65,10 @@ class LinkMaker(Protocol):
         """P's end of the link with this unique name; TransferError: timeout or peer_lost."""
         ...
 
+    def abandon(self, name: str) -> None:
+        """Makes an `accept` of this name that still waits fail with peer_lost. Returns at once."""
+        ...
+
     def dial(self, rendezvous: Rendezvous, name: str, timeout_s: float) -> DataLink:
         """D's end of it; the same errors, or incompatible for another backend."""
         ...

@@ -29,6 +29,10 @@ class MemoryLinkMaker:
     def accept(self, name: str, timeout_s: float) -> DataLink:
         return self._join(name, timeout_s, receiving=False)
 
+    def abandon(self, name: str) -> None:
+        with self._changed:
+            self._pair(name).end("peer_lost")
+
     def dial(self, rendezvous: Rendezvous, name: str, timeout_s: float) -> DataLink:
         if rendezvous.backend != "memory":
             raise TransferError(f"P sends over {rendezvous.backend}", reason="incompatible")
@@ -65,15 +69,18 @@ class MemoryLinkMaker:
 
     def _join(self, name: str, timeout_s: float, *, receiving: bool) -> DataLink:
         with self._changed:
-            pair = self._pairs.get(name)
-            if pair is None:
-                pair = self._pairs[name] = _Pair(self._changed, lambda: self._paused)
+            pair = self._pair(name)
             pair.num_ends += 1
             self._changed.notify_all()
-            joined = pair
-            if not self._changed.wait_for(lambda: joined.num_ends == 2, timeout_s):
-                raise TransferError(f"nobody joined link {name}", reason="timeout")
+            self._changed.wait_for(lambda: pair.num_ends == 2 or pair.ended is not None, timeout_s)
+            if pair.num_ends < 2:
+                raise TransferError(f"nobody joined link {name}", reason=pair.ended or "timeout")
             return _MemoryLink(pair)
+
+    def _pair(self, name: str) -> _Pair:
+        if name not in self._pairs:
+            self._pairs[name] = _Pair(self._changed, lambda: self._paused)
+        return self._pairs[name]
 
 
 class _Pair:

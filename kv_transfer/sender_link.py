@@ -91,6 +91,12 @@ class SenderLink:
         self._sender.detach(self.link_id, reason, message)
         for lane in lanes:
             lane.link.abort()
+        for index, _ in self._routes[len(lanes) :]:
+            self._maker.abandon(self._name(index))
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread.is_alive()
 
     def join(self, timeout_s: float) -> None:
         self._thread.join(timeout_s)
@@ -109,12 +115,15 @@ class SenderLink:
     def _connect(self) -> None:
         backend = self._maker.host().backend
         for index, route in self._routes:
-            link = self._maker.accept(f"{self.link_id}/{index}", self._timeout_s)
+            link = self._maker.accept(self._name(index), self._timeout_s)
             staging = Staging(
                 self._format, self._limits, num_heads=route.num_heads, backend=backend
             )
             whole = route.num_heads == self._format.num_kv_heads
             self._add(Lane(link, staging, None if whole else route.prefill_heads))
+
+    def _name(self, index: int) -> str:
+        return f"{self.link_id}/{index}"
 
     def _add(self, lane: Lane) -> None:
         with self._lock:

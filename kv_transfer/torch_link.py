@@ -28,6 +28,7 @@ from kv_transfer.link import DataLink, Pending, Rendezvous
 
 _DATA_TAG = 0
 _ABORT_TAG = 1
+_HERE, _ABANDONED = "here", "abandoned"
 _ABORT_WAIT = timedelta(milliseconds=1)
 
 
@@ -74,6 +75,11 @@ class TorchLinkMaker:
     def accept(self, name: str, timeout_s: float) -> DataLink:
         return self._make(self.host(), name, 0, timeout_s)
 
+    def abandon(self, name: str) -> None:
+        with self._lock:
+            if self._store is not None:
+                PrefixStore(name, self._store).set(_joined(1), _ABANDONED)
+
     def dial(self, rendezvous: Rendezvous, name: str, timeout_s: float) -> DataLink:
         if rendezvous.backend != self._backend:
             raise TransferError(
@@ -93,6 +99,7 @@ class TorchLinkMaker:
                 at.host, at.port, is_master=False, timeout=timeout, wait_for_workers=False
             )
             store = PrefixStore(name, client)
+            _meet(store, rank, timeout)
             if self._backend == "gloo":
                 return _TorchLink(_gloo_group(store, rank, self._host, timeout), 1 - rank)
             return _TorchLink(
@@ -181,6 +188,18 @@ def _host_store(host: str) -> tuple[TCPStore, int]:
         )
         listener.detach()  # it belongs to the store now
     return store, port
+
+
+def _meet(store: Store, rank: int, timeout: timedelta) -> None:
+    """Waits for the peer under a key of ours: a wait inside a group's making can't be ended."""
+    store.set(_joined(rank), _HERE)
+    store.wait([_joined(1 - rank)], timeout)
+    if store.get(_joined(1 - rank)).decode() == _ABANDONED:
+        raise TransferError("the link was given up while it was made", reason="peer_lost")
+
+
+def _joined(rank: int) -> str:
+    return f"joined/{rank}"
 
 
 def _gloo_group(store: Store, rank: int, host: str, timeout: timedelta) -> _Group:

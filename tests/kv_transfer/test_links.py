@@ -131,6 +131,20 @@ def test_a_link_that_nobody_joins_is_not_made(make: Callable[[], LinkMaker]) -> 
 
 
 @pytest.mark.parametrize("make", [MemoryLinkMaker, gloo])
+def test_a_link_that_is_given_up_while_it_is_made_fails_at_once(
+    make: Callable[[], LinkMaker],
+) -> None:
+    maker = make()
+    maker.host()
+    with ThreadPoolExecutor(1) as threads:
+        accepting = threads.submit(maker.accept, "given up", LONG_S)
+        maker.abandon("given up")
+        error = accepting.exception(LONG_S / 2)
+    assert isinstance(error, TransferError) and error.reason == "peer_lost"
+    maker.close()
+
+
+@pytest.mark.parametrize("make", [MemoryLinkMaker, gloo])
 def test_ends_of_different_backends_are_never_joined(make: Callable[[], LinkMaker]) -> None:
     with pytest.raises(TransferError) as error:
         make().dial(Rendezvous("127.0.0.1", 1, "nccl"), "name", LONG_S)

@@ -95,6 +95,17 @@ def test_each_decode_rank_gets_its_heads_over_a_data_link_of_its_own(
     assert setting.inbox.take(LeaseEnded).outcome is LeaseOutcome.COMPLETED
 
 
+def test_a_link_that_fails_while_it_is_made_ends_its_thread(settings: list[_Setting]) -> None:
+    """D is gone before it joined; nobody waits for it until the deadline."""
+    setting = _Setting(random_storage(1), [[0, 1]])
+    settings.append(setting)
+    setting.pull("t", [1])
+    setting.link.fail("peer_lost", "D closed the link")
+    assert setting.inbox.take(LeaseEnded) == LeaseEnded("t", LeaseOutcome.PEER_LOST)
+    setting.link.join(LONG_S / 2)
+    assert not setting.link.is_running
+
+
 class _SlowStorage(KVStorage):
     """Packs only when told to, or fails."""
 
