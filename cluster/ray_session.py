@@ -25,6 +25,8 @@ from core.errors import ConfigError
 CONNECT_TIMEOUT_S = 5.0
 SHUTDOWN_TIMEOUT_S = 2.5
 """A living Ray takes 1.4 s."""
+LAST_FILES_S = 0.5
+"""A Ray that is ending writes files once more after its directory has gone."""
 OBJECT_STORE_BYTES = 80 * 1024 * 1024
 """Just above the least that Ray accepts."""
 
@@ -42,8 +44,13 @@ class RaySession:
         shutdown = threading.Thread(target=ray.shutdown, name="ray shutdown", daemon=True)
         shutdown.start()
         shutdown.join(SHUTDOWN_TIMEOUT_S)
+        self._remove_litter()
         if shutdown.is_alive():
             atexit.unregister(ray.shutdown)  # it would wait for its head again
+            shutdown.join(LAST_FILES_S)
+            self._remove_litter()
+
+    def _remove_litter(self) -> None:
         if self.temp_dir is not None:
             litter.remove(self.temp_dir)
 
