@@ -1,6 +1,6 @@
 # serve, demo: run Tandem.  test, check: prove it.  protos, bench: the rest.
 # A virtual environment in .venv is made on first use and refreshed when pyproject.toml changes.
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
@@ -11,7 +11,8 @@ SET    ?=
 .DEFAULT_GOAL := serve
 
 $(BIN)/python:
-	@command -v $(PYTHON) >/dev/null || { echo "Tandem needs Python 3.11 or newer: set PYTHON=..."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Tandem needs Python 3.11 or newer: make PYTHON=..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
 $(STAMP): pyproject.toml $(BIN)/python
@@ -40,12 +41,14 @@ check: $(DEV)
 	$(BIN)/lint-imports
 	$(BIN)/python protos/generate.py --check
 	$(BIN)/tandem config --reference --check docs/CONFIGURATION.md
+	$(BIN)/python docs/generate_file_list.py --check
 
 protos: $(DEV)
 	$(BIN)/python protos/generate.py
 
 docs: $(DEV)
 	$(BIN)/tandem config --reference > docs/CONFIGURATION.md
+	$(BIN)/python docs/generate_file_list.py
 
 bench: $(DEV)
 	$(BIN)/tandem bench suite $(ARGS)
