@@ -7,6 +7,7 @@ BlocksArrived       unpacked into blocks that still import this transfer; else t
 PullClosed          first tokens known: choices fork off the shared blocks and run
 each step           one token for each running choice, sent as TokenEvent
 last choice ends    AttemptDone; nothing is held any more
+PullNeedless        P finished every choice: AttemptDone
 PullFailed          AttemptFailed, retryable: the router prefills again
 Cancel, deadline    takes effect between steps, whatever the stage
 """
@@ -32,7 +33,7 @@ from engine.sequence_blocks import num_unfilled_slots
 from engine.stop import finish_reason
 from kv_cache.block_hash import root_hash
 from kv_cache.block_pool import BlockPool
-from kv_transfer.events import BlocksArrived, FirstToken, PullClosed, PullFailed
+from kv_transfer.events import BlocksArrived, FirstToken, PullClosed, PullFailed, PullNeedless
 from protos.codec import WorkerEvent
 
 
@@ -114,6 +115,8 @@ class DecodeRole:
                 self._unpack(message)
             case PullClosed():
                 self._start_choices(message, now)
+            case PullNeedless():
+                self._pull_needless(message)
             case PullFailed():
                 self._pull_failed(message)
             case _:
@@ -187,14 +190,18 @@ class DecodeRole:
         self._scheduler.add(sequence, has_handoff=handoff is not None)
 
     def _refuse_handoff(self, attempt: Attempt, handoff: Handoff) -> AttemptFailed | None:
+        reason = "incompatible"
         if handoff.compat_key != self._compat_key:
             message = f"KV of {handoff.worker_id} means nothing here: compat keys differ"
+        elif handoff.transfer_id != attempt.transfer_id:
+            reason = "unknown_transfer"
+            message = f"the handoff is of another transfer, {handoff.transfer_id}"
         elif handoff.num_tokens != len(attempt.token_ids):
             message = f"handoff of {handoff.num_tokens} tokens for {len(attempt.token_ids)}"
         else:
             return None
         return failed(
-            attempt.transfer_id, "transfer_failed", message, retryable=True, reason="incompatible"
+            attempt.transfer_id, "transfer_failed", message, retryable=True, reason=reason
         )
 
     def _cancel(self, message: Cancel) -> None:
@@ -262,6 +269,14 @@ class DecodeRole:
             self._kv_ops.copy_blocks(copies)
         parent.choices = (live[0].choice,)
         parent.token_ids.append(live[0].token_id)
+
+    def _pull_needless(self, message: PullNeedless) -> None:
+        """P's first tokens were the last ones; the router has them from P."""
+        task = self._tasks.get(message.transfer_id)
+        if task is not None:
+            for sequence in list(task.sequences):
+                self._end(task, sequence)
+            self._finish_if_over(task)
 
     def _pull_failed(self, message: PullFailed) -> None:
         if message.transfer_id in self._tasks:

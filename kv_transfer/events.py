@@ -2,8 +2,9 @@
 
 P   LeaseEnded      once for every offered lease, whatever the reason
 D   BlocksArrived   any number, in order of blocks; each must be released, wanted or not
-    PullClosed      once, after the last block     } exactly one of the two,
-    PullFailed      once, instead                  } unless the step loop aborted the pull
+    PullClosed      once, after the last block     } exactly one of the three,
+    PullNeedless    once, instead: no failure      } unless the step loop aborted the pull
+    PullFailed      once, instead                  }
 """
 
 from __future__ import annotations
@@ -13,6 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+
+
+FINISHED = "finished"
+"""The one reason to refuse a pull that is no failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,8 @@ class LeaseOutcome(enum.StrEnum):
     """D gave the pull up."""
     CANCELLED = "cancelled"
     """P gave the lease up."""
+    FINISHED = "finished"
+    """Every choice ended with its first token: nobody needs the KV."""
     EXPIRED = "expired"
     """Nobody pulled within the grace, the request's deadline passed, or D stopped acknowledging."""
     PEER_LOST = "peer_lost"
@@ -77,6 +84,13 @@ class PullClosed:
 
 
 @dataclass(frozen=True, slots=True)
+class PullNeedless:
+    """No more blocks will come, and none are needed: P finished every choice."""
+
+    transfer_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class PullFailed:
     """No more blocks will come. `reason` is a label of `core.errors.TransferError`."""
 
@@ -85,4 +99,4 @@ class PullFailed:
     message: str
 
 
-PullEvent = BlocksArrived | PullClosed | PullFailed
+PullEvent = BlocksArrived | PullClosed | PullNeedless | PullFailed

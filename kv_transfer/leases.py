@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from core.errors import TransferError
-from kv_transfer.events import FirstToken, LeaseEnded, LeaseOutcome
+from kv_transfer.events import FINISHED, FirstToken, LeaseEnded, LeaseOutcome
 
 _MAX_REMEMBERED = 8192
 """Ids of ended leases kept, so that late messages and repeats are told from strangers."""
@@ -168,7 +168,7 @@ class LeaseTable:
     def open_pull(self, link_id: str, transfer_id: str, *, num_held_blocks: int) -> None:
         """D pulls all but its leading blocks over this link.
 
-        Raises TransferError: unknown_transfer, lease_expired or aborted.
+        Raises TransferError: unknown_transfer, lease_expired, aborted or finished.
         """
         lease = self._live.get(transfer_id)
         if lease is None:
@@ -316,6 +316,8 @@ class LeaseTable:
                 return TransferError(f"the lease {transfer_id} expired", reason="lease_expired")
             case LeaseOutcome.CANCELLED:
                 return TransferError(f"{transfer_id} was cancelled", reason="aborted")
+            case LeaseOutcome.FINISHED:
+                return TransferError(f"{transfer_id} needs no pull", reason=FINISHED)
             case _:
                 return TransferError(f"{transfer_id} was pulled before", reason="unknown_transfer")
 

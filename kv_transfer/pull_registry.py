@@ -1,7 +1,7 @@
 """Which pulls of a D worker live, and on which link: the one place that tells the step loop.
 
-    open > arrived ... > closed | failed | link failed          told exactly once
-         > abort                                                nothing is told any more
+    open > arrived ... > closed | needless | failed | link failed    told exactly once
+         > abort                                                     nothing is told any more
 
 Whoever delivers checks that the pull lives and tells the step loop under one lock, so that after
 `abort` returns, or after PullFailed, nothing follows.
@@ -14,7 +14,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from core.clock import Clock
-from kv_transfer.events import BlocksArrived, FirstToken, PullClosed, PullEvent, PullFailed
+from kv_transfer.events import (
+    BlocksArrived,
+    FirstToken,
+    PullClosed,
+    PullEvent,
+    PullFailed,
+    PullNeedless,
+)
 from kv_transfer.stats import TransferStats
 
 
@@ -82,6 +89,13 @@ class PullRegistry:
                 pull = self._pulls.pop(transfer_id)
                 self._stats.completed(self._clock.now() - pull.opened_at, chunk_end_age_s)
                 self._on_event(PullClosed(transfer_id, first_tokens, chunk_end_age_s))
+
+    def needless(self, link_id: str, transfer_id: str) -> None:
+        """P finished every choice by itself."""
+        with self._lock:
+            if self._lives(transfer_id, link_id):
+                del self._pulls[transfer_id]
+                self._on_event(PullNeedless(transfer_id))
 
     def failed(self, link_id: str, transfer_id: str, reason: str, message: str) -> None:
         with self._lock:

@@ -4,8 +4,8 @@
     abort   the pull is forgotten at once; what is under way for it is thrown away
     link    one for each (P worker, epoch); dead ones are dropped, live ones stay for the next pull
 
-`on_event` gets BlocksArrived, PullClosed and PullFailed. It is called under a lock of ours: it may
-only enqueue. An event that was enqueued before `abort` is still in the step loop's inbox after it.
+`on_event` gets BlocksArrived, PullClosed, PullNeedless and PullFailed. It is called under a lock of
+ours: it may only enqueue. An event that was enqueued before `abort` is still in the step loop's inbox after it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ class Receiver:
     def pull(self, handoff: Handoff, num_held_blocks: int) -> None:
         """Asks for a prompt's blocks but the leading `num_held_blocks`, which D has.
 
-        Ends in exactly one PullClosed or PullFailed, unless aborted. An id is pulled once.
+        Ends in exactly one PullClosed, PullNeedless or PullFailed, unless aborted. An id is pulled
+        once.
         """
         request = pb.Pull(transfer_id=handoff.transfer_id, num_held_blocks=num_held_blocks)
         with self._lock:

@@ -21,6 +21,7 @@ from core.errors import TransferError
 from kv_transfer import wire
 from kv_transfer.arrivals import Announced, AnnouncedClose, Arrivals
 from kv_transfer.channel import channel_options
+from kv_transfer.events import FINISHED
 from kv_transfer.layout import Route, plan_routes
 from kv_transfer.link import LinkMaker, Rendezvous
 from kv_transfer.outbox import Outbox
@@ -146,6 +147,9 @@ class ReceiverLink:
     def _refused(self, refused: pb.Refused) -> None:
         if not refused.transfer_id:
             raise TransferError(refused.message, reason=refused.reason)
+        if refused.reason == FINISHED:
+            self._registry.needless(self.link_id, refused.transfer_id)
+            return
         self._registry.failed(self.link_id, refused.transfer_id, refused.reason, refused.message)
 
     def _expect(self, item: Announced | AnnouncedClose) -> None:

@@ -1,6 +1,6 @@
 """P's side of all transfers: leases, shared by the step loop, the links, and time.
 
-    step loop    offer > grant ... > close, or cancel at any moment      returns at once
+    step loop    offer > grant ... > close or finish, or cancel at any moment    returns at once
     links        attach > open_pull, next_piece > announce ..., acked > detach
     time         a thread that ends leases when their deadline comes, busy scheduler or not
 
@@ -18,7 +18,7 @@ from typing import Protocol
 from core.clock import Clock
 from core.errors import TransferError
 from kv_transfer import wire
-from kv_transfer.events import FirstToken, LeaseEnded, LeaseOutcome
+from kv_transfer.events import FINISHED, FirstToken, LeaseEnded, LeaseOutcome
 from kv_transfer.leases import Closing, LeaseTable, Piece
 from kv_transfer.stats import TransferStats
 from protos import kv_transfer_pb2 as pb
@@ -113,13 +113,18 @@ class Sender:
             self._leases.close(transfer_id, first_tokens, now=self._clock.now())
             self._changed.notify_all()
 
-    def cancel(self, transfer_id: str, reason: str) -> None:
-        """Ends the lease; a D that pulls is refused with `reason` (aborted, finished).
+    def finish(self, transfer_id: str) -> None:
+        """Every choice ended with its first token: ends the lease, and D needs no pull."""
+        with self._changed:
+            self._end(transfer_id, LeaseOutcome.FINISHED, FINISHED, "nothing is left to decode")
+
+    def cancel(self, transfer_id: str) -> None:
+        """Ends the lease; a D that pulls is refused with `aborted`.
 
         Idempotent. An id that was not offered yet will be refused when it is.
         """
         with self._changed:
-            self._end(transfer_id, LeaseOutcome.CANCELLED, reason, "P gave the transfer up")
+            self._end(transfer_id, LeaseOutcome.CANCELLED, "aborted", "P gave the transfer up")
 
     def stop(self, timeout_s: float) -> None:
         """Ends all leases and links, and waits for the threads."""
@@ -167,7 +172,8 @@ class Sender:
             try:
                 self._leases.open_pull(link_id, transfer_id, num_held_blocks=num_held_blocks)
             except TransferError as error:
-                self._stats.failed(error.reason)
+                if error.reason != FINISHED:
+                    self._stats.failed(error.reason)
                 link.tell(wire.refused(transfer_id, error.reason, error.message))
             self._changed.notify_all()
 

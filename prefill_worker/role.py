@@ -55,7 +55,11 @@ class KVSender(Protocol):
         """Everything is granted; the pull ends once it has been sent."""
         ...
 
-    def cancel(self, transfer_id: str, reason: str) -> None:
+    def finish(self, transfer_id: str) -> None:
+        """Every choice ended with its first token: nobody needs the KV. `LeaseEnded` follows."""
+        ...
+
+    def cancel(self, transfer_id: str) -> None:
         """Ends the lease early. `LeaseEnded` follows, as after every other end."""
         ...
 
@@ -195,7 +199,7 @@ class PrefillRole:
         if task is not None:
             self._fail(transfer_id, "cancelled", "cancelled by the router")
         elif transfer_id in self._leases:
-            self._sender.cancel(transfer_id, "aborted")
+            self._sender.cancel(transfer_id)
 
     def _lease_ended(self, message: LeaseEnded) -> None:
         """Gives the blocks back. A prompt still being computed is for nobody now, and stops."""
@@ -274,7 +278,7 @@ class PrefillRole:
             ended = event.finish_reason is not None
             first_tokens.append(FirstToken(choice, token.token_id, ended))
         if all(token.finished for token in first_tokens):
-            self._sender.cancel(transfer_id, "finished")
+            self._sender.finish(transfer_id)
         else:
             self._sender.close(transfer_id, first_tokens)
         assert task.started_at is not None
@@ -313,7 +317,7 @@ class PrefillRole:
         self._tombstones.add(transfer_id)
         self._scheduler.remove(task.sequence)
         if transfer_id in self._leases:
-            self._sender.cancel(transfer_id, "aborted")
+            self._sender.cancel(transfer_id)
         self._events.append(failed(transfer_id, code, message, retryable=retryable, reason=reason))
 
 

@@ -401,8 +401,9 @@ class Refused(_message.Message):
     transfer_id: _builtins.str
     """empty: the whole link"""
     reason: _builtins.str
-    """unknown_transfer, epoch_mismatch, lease_expired, incompatible, aborted"""
+    """unknown_transfer, epoch_mismatch, lease_expired, incompatible, aborted;"""
     message: _builtins.str
+    """finished: every choice ended with its first token, no failure"""
     def __init__(
         self,
         *,

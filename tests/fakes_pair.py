@@ -28,6 +28,7 @@ from kv_transfer.events import (
     PullClosed,
     PullEvent,
     PullFailed,
+    PullNeedless,
 )
 from prefill_worker.role import PrefillRole, WorkerIdentity
 from prefill_worker.scheduler import PrefillScheduler
@@ -75,6 +76,7 @@ class MemoryTransfers:
     def __init__(self, prefill: FakeExecutor) -> None:
         self._prefill = prefill
         self._transfers: dict[str, _Transfer] = {}
+        self._finished: set[str] = set()
         self.to_prefill: list[LeaseEnded] = []
         self.to_decode: list[PullEvent] = []
         self.unreleased = 0
@@ -95,16 +97,20 @@ class MemoryTransfers:
         if transfer_id in self._transfers:
             self._transfers[transfer_id].first_tokens = tuple(first_tokens)
 
-    def cancel(self, transfer_id: str, reason: str) -> None:
-        transfer = self._transfers.get(transfer_id)
-        if transfer is not None:
-            if transfer.pulling:
-                self.to_decode.append(PullFailed(transfer_id, reason, "cancelled by P"))
-            self._end(transfer_id, LeaseOutcome.CANCELLED)
+    def finish(self, transfer_id: str) -> None:
+        self._finished.add(transfer_id)
+        self._give_up(transfer_id, PullNeedless(transfer_id), LeaseOutcome.FINISHED)
+
+    def cancel(self, transfer_id: str) -> None:
+        failed = PullFailed(transfer_id, "aborted", "cancelled by P")
+        self._give_up(transfer_id, failed, LeaseOutcome.CANCELLED)
 
     def pull(self, handoff: Handoff, num_held_blocks: int) -> None:
         self.pulls.append((handoff.transfer_id, num_held_blocks))
         transfer = self._transfers.get(handoff.transfer_id)
+        if handoff.transfer_id in self._finished:
+            self.to_decode.append(PullNeedless(handoff.transfer_id))
+            return
         if transfer is None:
             self.to_decode.append(PullFailed(handoff.transfer_id, "unknown_transfer", "unknown"))
             return
@@ -131,6 +137,13 @@ class MemoryTransfers:
         for transfer_id, transfer in list(self._transfers.items()):
             if transfer.pulling:
                 self._send(transfer_id, transfer)
+
+    def _give_up(self, transfer_id: str, told: PullEvent, outcome: LeaseOutcome) -> None:
+        transfer = self._transfers.get(transfer_id)
+        if transfer is not None:
+            if transfer.pulling:
+                self.to_decode.append(told)
+            self._end(transfer_id, outcome)
 
     def _send(self, transfer_id: str, transfer: _Transfer) -> None:
         while transfer.next_block in transfer.granted:

@@ -55,14 +55,31 @@ def test_a_resumed_attempt_continues_at_the_next_position() -> None:
     pair.check_whole()
 
 
-def test_a_first_token_that_ends_the_answer_needs_no_decode_worker() -> None:
+@pytest.mark.parametrize("pull_is_open", [False, True])
+def test_a_first_token_that_ends_the_answer_needs_no_decode_worker(pull_is_open: bool) -> None:
     first = reference_output(prompt(10), 1, 7, 0)[0]
     pair = Pair(eos=(first,))
     pair.submit(attempt("a", prompt(10), max_tokens=50))
+    pair.prefill_step()
+    if pull_is_open:
+        pair.decode_step()
     while pair.prefill_step():
         pair.transfers.pump()
     assert pair.finished == {("a", 0): "stop"}
     assert pair.prefill.num_unfinished == 0, "the lease ended with the answer"
+    pair.run()
+    assert pair.done == ["a", "a"] and not pair.failed, "nobody may take it for a failure"
+    pair.check_whole()
+
+
+def test_a_handoff_of_another_transfer_is_refused() -> None:
+    pair = Pair()
+    pair.submit(attempt("a", prompt(10)))
+    pair.prefill_step()
+    handoff = pair.started["a"].handoff
+    pair.decode.handle(Submit(attempt("b", prompt(10)), handoff), pair.now)
+    pair.decode_step()
+    assert (pair.failed["b"].retryable, pair.failed["b"].reason) == (True, "unknown_transfer")
     pair.run()
     pair.check_whole()
 

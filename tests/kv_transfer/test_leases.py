@@ -162,6 +162,7 @@ def test_without_overlap_pieces_are_due_only_after_the_close() -> None:
     [
         (LeaseOutcome.EXPIRED, "lease_expired"),
         (LeaseOutcome.CANCELLED, "aborted"),
+        (LeaseOutcome.FINISHED, "finished"),
         (LeaseOutcome.PEER_LOST, "unknown_transfer"),
     ],
 )

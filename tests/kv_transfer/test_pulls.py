@@ -16,7 +16,7 @@ from fakes_kv_peers import (
     transfer_config,
 )
 
-from kv_transfer.events import BlocksArrived, LeaseEnded, LeaseOutcome, PullClosed
+from kv_transfer.events import BlocksArrived, LeaseEnded, LeaseOutcome, PullClosed, PullNeedless
 from kv_transfer.link import LinkMaker
 from kv_transfer.memory_link import MemoryLinkMaker
 from kv_transfer.torch_link import TorchLinkMaker
@@ -265,24 +265,42 @@ def test_an_abort_before_the_pull_reaches_p_still_ends_the_lease(peers: Peers) -
     assert d.inbox.is_empty()
 
 
-@pytest.mark.parametrize("reason", ["aborted", "finished"])
-def test_a_cancel_on_p_fails_the_pull_with_its_reason(peers: Peers, reason: str) -> None:
+def test_a_cancel_on_p_fails_the_pull(peers: Peers) -> None:
     p, d = peers(MemoryLinkMaker())
     d.receiver.pull(p.offer("t", 4), 0)
     p.sender.grant("t", 0, [0])
     d.inbox.take(BlocksArrived).release()
-    p.sender.cancel("t", reason)
-    p.sender.cancel("t", reason)
-    assert d.fail().reason == reason
+    p.sender.cancel("t")
+    p.sender.cancel("t")
+    assert d.fail().reason == "aborted"
     _ended(p, "t", LeaseOutcome.CANCELLED)
     p.sender.grant("t", 1, [1])
     p.sender.close("t", FIRST_TOKENS)
     assert p.inbox.is_empty() and d.inbox.is_empty()
 
 
+def test_a_pull_of_what_ended_with_its_first_tokens_is_needless_and_no_failure(
+    peers: Peers,
+) -> None:
+    p, d = peers(MemoryLinkMaker())
+    d.receiver.pull(p.offer("pulled", 4), 0)
+    p.sender.grant("pulled", 0, [0])
+    d.inbox.take(BlocksArrived).release()
+    p.sender.finish("pulled")
+    assert d.inbox.take(PullNeedless).transfer_id == "pulled"
+    _ended(p, "pulled", LeaseOutcome.FINISHED)
+    late = p.offer("late", 4)
+    p.sender.finish("late")
+    _ended(p, "late", LeaseOutcome.FINISHED)
+    d.receiver.pull(late, 0)
+    assert d.inbox.take(PullNeedless).transfer_id == "late"
+    assert not p.stats.totals().failures and not d.stats.totals().failures
+    assert p.inbox.is_empty() and d.inbox.is_empty()
+
+
 def test_what_was_cancelled_before_it_was_offered_ends_at_once(peers: Peers) -> None:
     p, d = peers(MemoryLinkMaker())
-    p.sender.cancel("t", "aborted")
+    p.sender.cancel("t")
     handoff = p.offer("t", 4)
     _ended(p, "t", LeaseOutcome.CANCELLED)
     d.receiver.pull(handoff, 0)

@@ -136,7 +136,7 @@ def test_a_lease_that_is_cancelled_while_it_is_packed_ends_after_the_packing(
     setting.links.dial(setting.links.host(), "link/0", LONG_S)
     setting.pull("t", [4, 2])
     assert storage.packing.wait(LONG_S)
-    setting.sender.cancel("t", "aborted")
+    setting.sender.cancel("t")
     assert setting.inbox.is_empty(), "its blocks are being read"
     storage.go_on.set()
     assert setting.inbox.take(LeaseEnded) == LeaseEnded("t", LeaseOutcome.CANCELLED)
