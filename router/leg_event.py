@@ -35,7 +35,7 @@ class FromLeg:
 
 LegEnd = AttemptDone | AttemptFailed
 OnLegEnd = Callable[[Phase, LegEnd], None]
-"""Hears every end of a leg, also those whose request no longer listens (for metrics)."""
+"""Hears, for metrics, how legs end: well, also where the request no longer listens, or failing."""
 
 Sink = Callable[[FromLeg], None]
 """Takes an event at once and never blocks."""

@@ -43,6 +43,7 @@ TRANSFER_REASONS = frozenset(
         "peer_lost",
         "epoch_mismatch",
         "unknown_transfer",
+        "repeated_transfer",
         "lease_expired",
         "corrupt",
         "incompatible",

@@ -234,9 +234,10 @@ class WorkerSession:
                 self._assignments.reported()
                 self._on_change()
                 continue
-            if isinstance(event, AttemptDone | AttemptFailed):
-                self._on_leg_end(self.member.role, event)
             sink = self._sinks.get(event.transfer_id)
+            # What fails after its request was cancelled or answered is nobody's failure.
+            if isinstance(event, AttemptDone) or (sink and isinstance(event, AttemptFailed)):
+                self._on_leg_end(self.member.role, event)
             if sink is not None:
                 sink(FromLeg(self.member.role, event))
 
