@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 import torch
 
-
 FINISHED = "finished"
 """The one reason to refuse a pull that is no failure."""
 

@@ -5,7 +5,8 @@
     link    one for each (P worker, epoch); dead ones are dropped, live ones stay for the next pull
 
 `on_event` gets BlocksArrived, PullClosed, PullNeedless and PullFailed. It is called under a lock of
-ours: it may only enqueue. An event that was enqueued before `abort` is still in the step loop's inbox after it.
+ours: it may only enqueue. An event that was enqueued before `abort` is still in the step loop's
+inbox after it.
 """
 
 from __future__ import annotations
