@@ -16,10 +16,14 @@ NUM_TOKENS = 24
 GREEDY = SamplingParams(NUM_TOKENS, temperature=0.0)
 WARM = SamplingParams(NUM_TOKENS, temperature=0.8, seed=20_240_229)
 FILTERED = replace(WARM, top_p=0.9, top_k=50, min_p=0.02)
-PENALISED = replace(WARM, repetition_penalty=1.1, presence_penalty=0.5, frequency_penalty=0.3)
-MIXED = replace(FILTERED, presence_penalty=0.4, frequency_penalty=0.2, logprobs=3, min_tokens=5)
+PENALISED = replace(WARM, repetition_penalty=1.1, presence_penalty=1.5, frequency_penalty=1.0)
+MIXED = replace(FILTERED, presence_penalty=0.8, frequency_penalty=0.4, logprobs=3, min_tokens=5)
 BIASED = replace(
-    GREEDY, repetition_penalty=1.2, logit_bias=((28, 2.5), (30, -4.0)), min_tokens=NUM_TOKENS
+    GREEDY,
+    repetition_penalty=1.2,
+    frequency_penalty=0.5,
+    logit_bias=((28, 2.5), (30, -4.0)),
+    min_tokens=NUM_TOKENS,
 )
 KINDS = (GREEDY, WARM, FILTERED, PENALISED, MIXED, BIASED)
 

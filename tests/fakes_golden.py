@@ -39,14 +39,14 @@ class Ask:
     sampling: SamplingParams
     n: int = 1
 
-    def attempt(self) -> Attempt:
+    def attempt(self, choices: tuple[int, ...]) -> Attempt:
         return Attempt(
             request_id=self.name,
             transfer_id=self.name,
             model="",
             token_ids=self.token_ids,
             num_prompt_tokens=len(self.token_ids),
-            choices=tuple(range(self.n)),
+            choices=choices,
             sampling=self.sampling,
             deadline_s=1e6,
         )

@@ -9,7 +9,6 @@ from fakes_generation import Generation
 from fakes_golden import Answer, Ask, ChoiceAnswer, Floats
 
 from core.config import load_config
-from core.request import TokenEvent
 from decode_worker.offline import OfflineEngine
 from model.loader import load_model
 from model.tensor_parallel import TensorParallel
@@ -36,10 +35,20 @@ class Solo:
 
     def answer(self, ask: Ask) -> Answer:
         if ask not in self._answers:
-            outputs = self._engine.generate([ask.attempt()])
-            choices = [_choice(outputs[ask.name, choice]) for choice in range(ask.n)]
-            self._answers[ask] = Answer(choices)
+            self._answers[ask] = Answer([self._choice(ask, choice) for choice in range(ask.n)])
         return self._answers[ask]
+
+    def _choice(self, ask: Ask, choice: int) -> ChoiceAnswer:
+        """Computed from the prompt on, so that nothing is shared between choices."""
+        attempt = ask.attempt((choice,))
+        events = self._engine.generate([attempt])[attempt.transfer_id, choice]
+        reason = events[-1].finish_reason
+        assert reason is not None
+        return ChoiceAnswer(
+            [event.token_id for event in events],
+            [event.logprobs for event in events if event.logprobs is not None],
+            reason.value,
+        )
 
     def next_logits(self, token_ids: Sequence[int]) -> Floats:
         """Of the token after these, [vocab]: by the model alone, without scheduler or sampler."""
@@ -52,13 +61,3 @@ class Solo:
         (logits,) = Generation(model, self._card).step([("it", list(token_ids))])
         numbers: Floats = logits[-1].double().numpy()
         return numbers
-
-
-def _choice(events: list[TokenEvent]) -> ChoiceAnswer:
-    reason = events[-1].finish_reason
-    assert reason is not None
-    return ChoiceAnswer(
-        [event.token_id for event in events],
-        [event.logprobs for event in events if event.logprobs is not None],
-        reason.value,
-    )

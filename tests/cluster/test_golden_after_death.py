@@ -79,10 +79,15 @@ def check_all(asks: Sequence[Ask], answers: Sequence[Answer], solo: Solo) -> Non
         check(ask, solo.answer(ask), answer, solo.next_logits)
 
 
+def mirrored(asks: Sequence[Ask]) -> list[Ask]:
+    """Each ask twice, such that workers which take turns get one of each."""
+    return [*asks, *reversed(asks)]
+
+
 def test_a_decode_worker_killed_mid_stream_costs_no_token(
     processes: Processes, solo: Solo, tokenizer: Tokenizer
 ) -> None:
-    asks, victim = golden_asks(tokenizer), processes.workers["decode-0"]
+    asks, victim = mirrored(golden_asks(tokenizer)), processes.workers["decode-0"]
     work = complete_killing(processes.front, asks, victim, at=lambda seen: min(seen) >= 2)
     answers = processes.house.loop.run(work)
     check_all(asks, answers, solo)
