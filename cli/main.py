@@ -9,6 +9,7 @@ import typer
 from cli.chat import chat
 from cli.config import config
 from cli.demo import demo
+from cli.kernels import kernels_app
 from cli.lazy import mount
 from cli.logs import logs
 from cli.model import model_app
@@ -41,6 +42,7 @@ def build_app() -> typer.Typer:
     app.command(rich_help_panel=USE)(chat)
     app.add_typer(model_app, name="model", rich_help_panel=USE)
     mount(app, "bench", "bench.cli", help_text="Measure latency and throughput.", panel=USE)
+    app.add_typer(kernels_app, name="kernels", rich_help_panel=LOOK)
     app.command(rich_help_panel=LOOK)(status)
     app.command(rich_help_panel=LOOK)(logs)
     app.command(rich_help_panel=LOOK)(stop)

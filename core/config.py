@@ -266,6 +266,11 @@ def run_dir(config: ClusterConfig, environ: Mapping[str, str] | None = None) -> 
     return _cache_home(environ) / "run"
 
 
+def kernel_cache_dir(environ: Mapping[str, str] | None = None) -> Path:
+    """Where compiled kernels are kept: under the user's cache directory."""
+    return _cache_home(environ) / "kernels"
+
+
 def _cache_home(environ: Mapping[str, str] | None) -> Path:
     home = (os.environ if environ is None else environ).get("XDG_CACHE_HOME")
     return (Path(home) if home else Path.home() / ".cache") / "tandem"

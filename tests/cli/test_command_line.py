@@ -25,6 +25,7 @@ VERBS = (
     "config",
     "model",
     "bench",
+    "kernels",
 )
 
 
@@ -49,7 +50,7 @@ def test_help_names_every_verb_with_a_sentence() -> None:
         assert name in shown.stdout
 
 
-@pytest.mark.parametrize("verb", [*VERBS, "model fetch", "model list", "model info"])
+@pytest.mark.parametrize("verb", [*VERBS, "model fetch", "model list", "model info", "kernels build"])
 def test_every_verb_explains_itself(verb: str) -> None:
     shown = run(*verb.split(), "--help")
     assert shown.returncode == 0
