@@ -27,6 +27,7 @@ VERBS = (
     "bench",
     "kernels",
 )
+INNER_VERBS = ("model fetch", "model list", "model info", "kernels build")
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -50,7 +51,7 @@ def test_help_names_every_verb_with_a_sentence() -> None:
         assert name in shown.stdout
 
 
-@pytest.mark.parametrize("verb", [*VERBS, "model fetch", "model list", "model info", "kernels build"])
+@pytest.mark.parametrize("verb", [*VERBS, *INNER_VERBS])
 def test_every_verb_explains_itself(verb: str) -> None:
     shown = run(*verb.split(), "--help")
     assert shown.returncode == 0
