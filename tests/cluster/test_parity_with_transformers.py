@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
 from fakes_oracle import Opinion, load_oracle
 from fakes_prompts import PROMPTS
+from transformers import PreTrainedModel
 
 from core.config import load_config
 from core.request import Attempt, SamplingParams, TokenEvent
@@ -22,6 +24,8 @@ from text.hub import ModelSource
 from text.model_card import load_card
 from text.tokenizer import load_tokenizer
 
+NUM_CORES = 2
+"""One for the engine while another loads the oracle; both for the oracle's reading."""
 NUM_TOKENS = 64
 TIE = 1e-4
 """Logits closer than this may come in either order: float32 sums differ by some 1e-5."""
@@ -56,14 +60,11 @@ def compared(default_model_source: ModelSource) -> list[Compared]:
     torch.set_num_threads(1)
     tokenizer = load_tokenizer(load_card(default_model_source))
     prompts = [tokenizer.encode(text) for text in PROMPTS]
-    with ThreadPoolExecutor(1) as other_core:
-        loading = other_core.submit(load_oracle, default_model_source.path)
+    with ThreadPoolExecutor(NUM_CORES) as cores:
+        loading = cores.submit(load_oracle, default_model_source.path)
         outputs = greedy(prompts)
         oracle = loading.result()
-    return [
-        compare(text, tokens, Opinion.of(oracle, prompt, [t.token_id for t in tokens]))
-        for text, prompt, tokens in zip(PROMPTS, prompts, outputs, strict=True)
-    ]
+        return list(cores.map(partial(compare, oracle), PROMPTS, prompts, outputs))
 
 
 def greedy(prompts: list[list[int]]) -> list[list[TokenEvent]]:
@@ -78,7 +79,10 @@ def greedy(prompts: list[list[int]]) -> list[list[TokenEvent]]:
     return [outputs[attempt.transfer_id, 0] for attempt in attempts]
 
 
-def compare(text: str, tokens: list[TokenEvent], opinion: Opinion) -> Compared:
+def compare(
+    oracle: PreTrainedModel, text: str, prompt: list[int], tokens: list[TokenEvent]
+) -> Compared:
+    opinion = Opinion.of(oracle, prompt, [token.token_id for token in tokens])
     errors, best_five_errors = [], []
     for token, row in zip(tokens, opinion.logprobs, strict=True):
         assert token.logprobs is not None and len(token.logprobs.top) == 5
