@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 
 def chat(*turns: str) -> str:
     """A conversation in the default model's own format; the user has the first turn."""
@@ -83,11 +81,3 @@ LONG = (
 )
 
 PROMPTS = (*CHATS, *CODE, *UNICODE, *DIGITS, *LISTS, *PROSE, *LONG)
-
-
-def prompts_of(num_prompts: int) -> Sequence[str]:
-    """As many different texts as wanted: first the fifty, then variations of them."""
-    return [
-        PROMPTS[i % len(PROMPTS)] + ("" if i < len(PROMPTS) else f" ({i})")
-        for i in range(num_prompts)
-    ]
