@@ -7,7 +7,7 @@ this step out and keeps what it has. So the first in order always proceeds, and 
 
 Admission counts growth: a sequence enters if its tokens fit beside `growth_tokens` more for each
 one inside. What that doesn't foresee, preemption settles. Imports are never preempted: they end by
-deadline.
+deadline. What has more choices than a step has rows enters alone; choices without a row wait.
 
 A sequence whose KV is missing here (no handoff, or preempted) is computed in chunks among the
 others: one step takes at most `chunk_tokens` of such tokens.
@@ -113,13 +113,14 @@ class DecodeScheduler:
     def fork(self, parent: Sequence, choice: int) -> Fork:
         """Splits a choice off a finished prompt: full blocks are shared, the last one copied.
 
-        If there is no block for the copy, the choice waits and computes its tokens itself.
+        If there is no block for the copy, or no row in a step, the choice waits and computes its
+        tokens itself.
         """
         child = parent.fork(choice)
         table = parent.block_table
         num_full = parent.num_computed // self._pool.block_size
         tail = table.held(num_full)
-        if len(tail) > self._pool.num_available:
+        if len(tail) > self._pool.num_available or not self._has_row_beside(parent):
             _insert(self.waiting, child)
             return Fork(child, None)
         self._pool.share(child.holder, table.held(0, num_full))
@@ -130,6 +131,11 @@ class DecodeScheduler:
         child.set_status(SequenceStatus.RUNNING)
         _insert(self.running, child)
         return Fork(child, (tail[0], copies[0]) if tail else None)
+
+    def _has_row_beside(self, parent: Sequence) -> bool:
+        """Whether one more may run, `parent` itself counting as the one choice it will be."""
+        others = [s for s in [*self.running, *self.importing] if s is not parent]
+        return sum(len(s.choices) for s in others) + 1 < self._limits.max_num_seqs
 
     @property
     def num_promised_blocks(self) -> int:
@@ -190,7 +196,8 @@ class DecodeScheduler:
 
     def _admit(self, sequence: Sequence, *, imports: bool) -> bool:
         inside = [*self.running, *self.importing]
-        if sum(len(s.choices) for s in inside) + len(sequence.choices) > self._limits.max_num_seqs:
+        num_rows = sum(len(s.choices) for s in [*inside, sequence])
+        if inside and num_rows > self._limits.max_num_seqs:
             return False
         num_tokens = sequence.num_tokens if imports else None
         matched = match_prefix(self._pool, sequence, num_tokens=num_tokens)

@@ -84,6 +84,21 @@ def test_a_handoff_of_another_transfer_is_refused() -> None:
     pair.check_whole()
 
 
+@pytest.mark.parametrize("combined", [False, True])
+def test_more_choices_than_a_step_has_rows_are_served_in_turn(combined: bool) -> None:
+    pair = Pair(max_num_seqs=3, decode_blocks=128)
+    request = attempt("many", prompt(10), max_tokens=7, choices=tuple(range(8)))
+    other = attempt("other", prompt(5), max_tokens=4)
+    for submitted in (request, other):
+        pair.submit_to_decode(submitted) if combined else pair.submit(submitted)
+    pair.run()
+    for choice in range(8):
+        assert pair.output["many", choice] == reference_output(prompt(10), 7, 7, choice)
+    assert pair.output["other", 0] == reference_output(prompt(5), 4, 7, 0)
+    assert max(pair.decode_executor.batch_sizes) <= 3
+    pair.check_whole()
+
+
 def test_one_choice_may_end_with_its_first_token_while_others_go_on() -> None:
     first = reference_output(prompt(10), 1, 7, 0)[0]
     assert first != reference_output(prompt(10), 1, 7, 1)[0]
