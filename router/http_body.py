@@ -31,6 +31,7 @@ async def read_body(request: Request, kind: type[B], *, max_body_bytes: int) -> 
 
     Raises BadRequestError with the offending field as `param`, DeadlineError for a slow client.
     """
+    _check_media_type(request.headers.get("content-type", ""))
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
             data = await _read(request, max_body_bytes)
@@ -55,6 +56,19 @@ async def _read(request: Request, max_body_bytes: int) -> bytes:
             raise _too_large(max_body_bytes)
         pieces.append(piece)
     return b"".join(pieces)
+
+
+def _check_media_type(content_type: str) -> None:
+    """A body that says it is no JSON is refused, though it may look like some.
+
+    Browsers send forms and plain text to any address without asking first; JSON they don't.
+    """
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type not in ("", "application/json"):
+        raise BadRequestError(
+            f"the content type is {media_type[:64]!r}, but must be application/json",
+            code="unsupported_content_type",
+        )
 
 
 def _too_large(max_body_bytes: int) -> BodyTooLargeError:
