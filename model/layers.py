@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch.nn.functional as F
+from tandem_kernels import PackedLinear
 from torch import Tensor
 
 from model.tensor_parallel import TensorParallel
@@ -20,32 +21,27 @@ from model.tensor_parallel import TensorParallel
 class ColumnParallelLinear:
     """y = x W^T + b for this rank's rows of W; also of several matrices stacked (QKV, gate and up).
 
-    weight [out_local, in], bias [out_local]; [T, in] -> [T, out_local].
+    [T, in] -> [T, out_local].
     """
 
-    weight: Tensor
-    bias: Tensor | None
+    linear: PackedLinear
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+        return self.linear(x)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class RowParallelLinear:
-    """y = sum over ranks of x W^T, plus b. weight [out, in_local]; [T, in_local] -> [T, out].
+    """y = sum over ranks of x W^T, plus b. [T, in_local] -> [T, out].
 
-    Only rank 0 holds the bias: the sum must contain it once.
+    Only rank 0's `linear` has the bias: the sum must contain it once.
     """
 
-    weight: Tensor
-    bias: Tensor | None
+    linear: PackedLinear
     tp: TensorParallel
 
-    def __post_init__(self) -> None:
-        assert self.bias is None or self.tp.rank == 0
-
     def __call__(self, x: Tensor) -> Tensor:
-        return self.tp.all_reduce(F.linear(x, self.weight, self.bias))
+        return self.tp.all_reduce(self.linear(x))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -67,15 +63,14 @@ class VocabParallelEmbedding:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ParallelHead:
-    """Logits of the whole vocabulary on every rank. weight [vocab_local, h]; [R, h] -> [R, vocab].
+    """Logits of the whole vocabulary on every rank. [R, h] -> float32 [R, vocab].
 
-    May share its weight with the embedding (tied).
+    `linear` has float32 results, [R, h] -> [R, vocab_local].
     """
 
-    weight: Tensor
+    linear: PackedLinear
     vocab_size: int
     tp: TensorParallel
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        logits = F.linear(hidden, self.weight)  # [R, vocab_local]
-        return self.tp.all_gather_columns(logits, self.vocab_size).float()
+        return self.tp.all_gather_columns(self.linear(hidden), self.vocab_size)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 import torch
-from tandem_kernels import select
+from tandem_kernels import Kernels, select
 from torch import Tensor
 
 from model.checkpoint import open_checkpoint
@@ -58,35 +58,41 @@ def load_model(
             progress=progress,
             total_bytes=_rank_bytes(card, dtype, tp),
         )
-        return _Builder(card, weights, heads, tp).model(dtype, device)
+        return _Builder(card, weights, heads, tp, select(device, dtype)).model(device)
 
 
 class _Builder:
     """Assembles layers, whose parts all follow from the card, the rank's heads and `tp`."""
 
     def __init__(
-        self, card: ModelCard, weights: RankWeights, heads: RankHeads, tp: TensorParallel
+        self,
+        card: ModelCard,
+        weights: RankWeights,
+        heads: RankHeads,
+        tp: TensorParallel,
+        kernels: Kernels,
     ) -> None:
         self._card = card
         self._weights = weights
         self._heads = heads
         self._tp = tp
+        self._kernels = kernels
 
-    def model(self, dtype: torch.dtype, device: torch.device) -> CausalLM:
+    def model(self, device: torch.device) -> CausalLM:
         card, tp = self._card, self._tp
         tokens = tp.share(card.vocab_size)
         embedding = self._weights.read(EMBEDDING, tokens)
-        tied = card.tie_word_embeddings
+        head = embedding if card.tie_word_embeddings else self._weights.read(HEAD, tokens)
         return CausalLM(
             embedding=VocabParallelEmbedding(embedding, tokens, tp),
             layers=[self._layer(layer_prefix(i)) for i in range(card.num_layers)],
             final_norm=self._weights.read(FINAL_NORM),
             head=ParallelHead(
-                embedding if tied else self._weights.read(HEAD, tokens), card.vocab_size, tp
+                self._kernels.pack_linear(head, None, out_dtype=torch.float32), card.vocab_size, tp
             ),
             rms_norm_eps=card.rms_norm_eps,
             cos_sin=cos_sin_table(card.rope, card.head_dim, card.max_model_len, device),
-            kernels=select(device, dtype),
+            kernels=self._kernels,
             window=card.sliding_window,
             kv_heads=self._heads.kv,
         )
@@ -122,7 +128,8 @@ class _Builder:
     def _column_parallel(
         self, parts: tuple[tuple[str, range], ...], *, has_bias: bool
     ) -> ColumnParallelLinear:
-        return ColumnParallelLinear(self._stack(parts, "weight"), self._bias(parts, has_bias))
+        weight, bias = self._stack(parts, "weight"), self._bias(parts, has_bias)
+        return ColumnParallelLinear(self._kernels.pack_linear(weight, bias))
 
     def _bias(self, parts: tuple[tuple[str, range], ...], has_bias: bool) -> Tensor | None:
         return self._stack(parts, "bias") if has_bias else None
@@ -132,11 +139,9 @@ class _Builder:
 
     def _row_parallel(self, name: str, columns: range, has_bias: bool) -> RowParallelLinear:
         holds_bias = has_bias and self._tp.rank == 0
-        return RowParallelLinear(
-            weight=self._weights.read(f"{name}.weight", columns=columns),
-            bias=self._weights.read(f"{name}.bias") if holds_bias else None,
-            tp=self._tp,
-        )
+        weight = self._weights.read(f"{name}.weight", columns=columns)
+        bias = self._weights.read(f"{name}.bias") if holds_bias else None
+        return RowParallelLinear(self._kernels.pack_linear(weight, bias), self._tp)
 
 
 def _rows(heads: range, head_dim: int) -> range:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -40,11 +41,24 @@ class AttentionMeta:
     """A query sees itself and the `window - 1` tokens before it; None: everything before it."""
 
 
+class PackedLinear(Protocol):
+    """y = x W^T + b with weights in whatever layout is fastest. [T, in] -> [T, out]."""
+
+    def __call__(self, x: Tensor, /) -> Tensor: ...
+
+
 class Kernels(Protocol):
     """The kernels of one device and dtype. `h` hidden size, `d` head size, T query tokens.
 
     Slots of the cache that were never written may hold anything finite.
     """
+
+    def pack_linear(
+        self, weight: Tensor, bias: Tensor | None, *, out_dtype: torch.dtype | None = None
+    ) -> PackedLinear:
+        """A layer of weight [out, in] and bias [out], which it may copy or keep: both stay as they
+        are. Results are `out_dtype`; None: the weight's own."""
+        ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x / rms(x) * weight along the last axis. [T, h] -> [T, h]."""
@@ -61,6 +75,7 @@ class Kernels(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """Rotates q [T, heads, d] and k [T, kv_heads, d], element i with element i + d/2.
 
+        Both may be views of one tensor whose heads are contiguous, and may be overwritten.
         positions int64 [T]; cos_sin float32 [max_positions, d]: d/2 cosines, then d/2 sines.
         """
         ...
@@ -69,6 +84,20 @@ class Kernels(Protocol):
         self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor
     ) -> None:
         """Puts k, v [T, kv_heads, d] into caches [num_blocks, kv_heads, block_size, d]."""
+        ...
+
+    def rope_write_kv(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Tensor,
+        cos_sin: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        slot_mapping: Tensor,
+    ) -> Tensor:
+        """`rope`, then `write_kv` of the rotated k. Returns q rotated; may overwrite q and k."""
         ...
 
     def paged_attention(

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from tandem_kernels.attention_plan import AttentionPlan, plan_attention
-from tandem_kernels.interface import AttentionMeta
+from tandem_kernels.interface import AttentionMeta, PackedLinear
 from tandem_kernels.reference_attention import attend
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ReferenceLinear:
+    """`PackedLinear` that keeps its weight as it is."""
+
+    weight: Tensor
+    bias: Tensor | None
+    out_dtype: torch.dtype
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias).to(self.out_dtype)
 
 
 class ReferenceKernels:
@@ -16,6 +30,11 @@ class ReferenceKernels:
 
     def __init__(self) -> None:
         self._plan: tuple[AttentionMeta, AttentionPlan] | None = None
+
+    def pack_linear(
+        self, weight: Tensor, bias: Tensor | None, *, out_dtype: torch.dtype | None = None
+    ) -> PackedLinear:
+        return ReferenceLinear(weight, bias, out_dtype or weight.dtype)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return F.rms_norm(x, (x.shape[-1],), weight, eps)
@@ -41,6 +60,21 @@ class ReferenceKernels:
         # [num_blocks, block_size, kv_heads, d]: views, so the cache itself is written
         k_cache.permute(0, 2, 1, 3).index_put_(where, k)
         v_cache.permute(0, 2, 1, 3).index_put_(where, v)
+
+    def rope_write_kv(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Tensor,
+        cos_sin: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        slot_mapping: Tensor,
+    ) -> Tensor:
+        q, k = self.rope(q, k, positions, cos_sin)
+        self.write_kv(k, v, k_cache, v_cache, slot_mapping)
+        return q
 
     def paged_attention(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale: float

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import torch
 
+from tandem_kernels.cpu.library import cpu_library
+from tandem_kernels.cpu.linear_kernels import CPU_DTYPES, CpuLinearKernels
 from tandem_kernels.interface import Kernels
 from tandem_kernels.reference import ReferenceKernels
 
 
 def select(device: torch.device, dtype: torch.dtype) -> Kernels:
-    """The fastest kernels there are for tensors of `dtype` on `device`."""
+    """The fastest kernels there are for tensors of `dtype` on `device`.
+
+    On a CPU they use as many threads as torch does now, and are compiled if they aren't yet.
+    """
+    if device.type == "cpu" and dtype in CPU_DTYPES:
+        library = cpu_library()
+        if library is not None:
+            library.tandem_set_num_threads(torch.get_num_threads())
+            return CpuLinearKernels(library)
     return ReferenceKernels()

@@ -42,7 +42,6 @@ struct TileFunctions {
 };
 
 TileFunctions portable_tiles();
-TileFunctions avx2_tiles();
 TileFunctions avx512_tiles();
 
 }  // namespace tandem
