@@ -121,8 +121,10 @@ class CausalLM:
         num_q, num_kv = attention.num_heads, attention.num_kv_heads
         heads = attention.qkv(x).view(len(x), -1, attention.head_dim)  # [T, q + k + v heads, d]
         q, k = heads[:, :num_q], heads[:, num_q : num_q + num_kv]
-        q, k = self._kernels.rope(q, k, positions, self._cos_sin)
-        self._kernels.write_kv(k, heads[:, num_q + num_kv :], *cache, meta.slot_mapping)
+        v = heads[:, num_q + num_kv :]
+        q = self._kernels.rope_write_kv(
+            q, k, v, positions, self._cos_sin, *cache, meta.slot_mapping
+        )
         scale = attention.head_dim**-0.5
         attended = self._kernels.paged_attention(q, *cache, meta, scale)  # [T, q heads, d]
         return attention.output(attended.view(len(x), -1))

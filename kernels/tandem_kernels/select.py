@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from tandem_kernels.cpu.kernels import CPU_DTYPES, CpuKernels
 from tandem_kernels.cpu.library import cpu_library
-from tandem_kernels.cpu.linear_kernels import CPU_DTYPES, CpuLinearKernels
 from tandem_kernels.interface import Kernels
 from tandem_kernels.reference import ReferenceKernels
 
@@ -19,5 +19,5 @@ def select(device: torch.device, dtype: torch.dtype) -> Kernels:
         library = cpu_library()
         if library is not None:
             library.tandem_set_num_threads(torch.get_num_threads())
-            return CpuLinearKernels(library)
+            return CpuKernels(library, dtype)
     return ReferenceKernels()

@@ -34,8 +34,6 @@ FLAGS = [
     "-fno-math-errno",
     "-fPIC",
     "-pthread",
-    "-Wall",
-    "-Wextra",
     "-Wno-psabi",
 ]
 COMPILE_TIMEOUT_S = 300.0

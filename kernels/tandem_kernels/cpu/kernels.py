@@ -1,0 +1,168 @@
+"""The C++ kernels behind the `Kernels` protocol. Rows' bits depend on nothing but the row."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from tandem_kernels.cpu.linear import LinearPacker
+from tandem_kernels.cpu.signatures import ShapeStruct, declare
+from tandem_kernels.interface import AttentionMeta, PackedLinear
+
+CPU_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+
+
+class CpuKernels:
+    """`Kernels` for CPU tensors of one dtype in `CPU_DTYPES`; one object per model.
+
+    Every tensor's last axis is contiguous. Remembers the last step's batch, as all layers share it.
+    """
+
+    def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
+        self._functions = declare(library, CPU_DTYPES[dtype])
+        self._linears = LinearPacker(library)
+        self._dtype = dtype
+        self._shape: tuple[AttentionMeta, ShapeStruct] | None = None
+
+    def pack_linear(
+        self, weight: Tensor, bias: Tensor | None, *, out_dtype: torch.dtype | None = None
+    ) -> PackedLinear:
+        return self._linears.pack(weight, bias, out_dtype=out_dtype)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        rows, width = x.shape
+        out = torch.empty((rows, width), dtype=self._dtype)
+        self._functions.rms_norm(
+            x.data_ptr(), x.stride(0), weight.data_ptr(), out.data_ptr(), rows, width, eps
+        )
+        return out
+
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """Both results take the place of the arguments."""
+        assert x.is_contiguous() and residual.is_contiguous()
+        rows, width = x.shape
+        self._functions.add_rms_norm(
+            x.data_ptr(), residual.data_ptr(), weight.data_ptr(), rows, width, eps
+        )
+        return x, residual
+
+    def rope(
+        self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Rotates in place."""
+        for x in (q, k):
+            num_tokens, num_heads, d = x.shape
+            self._functions.rope(
+                x.data_ptr(),
+                x.stride(0),
+                num_heads,
+                positions.data_ptr(),
+                cos_sin.data_ptr(),
+                num_tokens,
+                d,
+            )
+        return q, k
+
+    def write_kv(
+        self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor
+    ) -> None:
+        assert k_cache.is_contiguous() and v_cache.is_contiguous()
+        num_tokens, num_kv_heads, d = k.shape
+        self._functions.write_kv(
+            k.data_ptr(),
+            k.stride(0),
+            v.data_ptr(),
+            v.stride(0),
+            num_kv_heads,
+            k_cache.data_ptr(),
+            v_cache.data_ptr(),
+            k_cache.shape[2],
+            slot_mapping.data_ptr(),
+            num_tokens,
+            d,
+        )
+
+    def rope_write_kv(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Tensor,
+        cos_sin: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        slot_mapping: Tensor,
+    ) -> Tensor:
+        """Rotates q in place."""
+        assert k_cache.is_contiguous() and v_cache.is_contiguous()
+        num_tokens, num_heads, d = q.shape
+        self._functions.rope_write_kv(
+            q.data_ptr(),
+            q.stride(0),
+            num_heads,
+            k.data_ptr(),
+            k.stride(0),
+            v.data_ptr(),
+            v.stride(0),
+            k.shape[1],
+            positions.data_ptr(),
+            cos_sin.data_ptr(),
+            k_cache.data_ptr(),
+            v_cache.data_ptr(),
+            k_cache.shape[2],
+            slot_mapping.data_ptr(),
+            num_tokens,
+            d,
+        )
+        return q
+
+    def paged_attention(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale: float
+    ) -> Tensor:
+        assert k_cache.is_contiguous() and v_cache.is_contiguous()
+        out = torch.empty(q.shape, dtype=self._dtype)
+        self._functions.paged_attention(
+            self._shape_of(meta, q, k_cache),
+            q.data_ptr(),
+            q.stride(0),
+            k_cache.data_ptr(),
+            v_cache.data_ptr(),
+            out.data_ptr(),
+            scale,
+        )
+        return out
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        assert gate_up.is_contiguous()
+        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+        out = torch.empty((rows, width), dtype=self._dtype)
+        self._functions.silu_mul(gate_up.data_ptr(), out.data_ptr(), rows, width)
+        return out
+
+    def _shape_of(self, meta: AttentionMeta, q: Tensor, k_cache: Tensor) -> ShapeStruct:
+        """The first layer of a step describes the batch for the rest."""
+        if self._shape is None or self._shape[0] is not meta:
+            self._shape = (meta, _shape(meta, q.shape[1], k_cache.shape))
+        return self._shape[1]
+
+
+def _shape(meta: AttentionMeta, num_heads: int, cache_shape: torch.Size) -> ShapeStruct:
+    _, num_kv_heads, block_size, head_dim = cache_shape
+    for tensor in (meta.query_starts, meta.context_lens, meta.block_tables):
+        assert tensor.dtype == torch.int32 and tensor.is_contiguous()
+    return ShapeStruct(
+        query_starts=meta.query_starts.data_ptr(),
+        context_lens=meta.context_lens.data_ptr(),
+        block_tables=meta.block_tables.data_ptr(),
+        num_sequences=len(meta.context_lens),
+        table_width=meta.block_tables.shape[1],
+        window=meta.window or 0,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        block_size=block_size,
+    )

@@ -1,0 +1,87 @@
+"""Compiling the kernels: once, into the cache, and what serves where that can't be done."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tandem_kernels import select
+from tandem_kernels.cpu import library as library_module
+from tandem_kernels.cpu.build import Builder, BuildError
+from tandem_kernels.cpu.kernels import CpuKernels
+from tandem_kernels.cpu.library import load_library
+from tandem_kernels.reference import ReferenceKernels
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def built() -> Path:
+    return Builder.of_this_machine().library()
+
+
+def test_what_is_compiled_is_found_again(built: Path) -> None:
+    before = built.stat()
+    assert Builder.of_this_machine().library() == built
+    assert built.stat().st_mtime_ns == before.st_mtime_ns
+
+
+def test_a_library_made_ahead_serves_without_a_compiler(built: Path) -> None:
+    here = Builder(built.parent.parent, compiler=None)
+    assert here.library() in built.parent.glob("*.so")
+    assert load_library(here) is not None
+
+
+def test_nothing_half_written_stays_behind(tmp_path: Path) -> None:
+    library = Builder(tmp_path, Builder.of_this_machine().compiler).library()
+    assert list(tmp_path.rglob("*")) == [library.parent, library]
+
+
+def test_without_compiler_and_library_the_reason_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert load_library(Builder(tmp_path, compiler=None)) is None
+    assert [r.levelno for r in caplog.records] == [logging.WARNING]
+    assert "no C++ compiler" in caplog.text
+
+
+def test_a_failing_compiler_is_quoted(tmp_path: Path) -> None:
+    false = shutil.which("false")
+    with pytest.raises(BuildError, match="the compiler failed"):
+        Builder(tmp_path, false).library()
+    script = tmp_path / "c++"
+    script.write_text('#!/bin/sh\necho "$*" | grep -q version || { echo no such sky; exit 1; }\n')
+    script.chmod(0o755)
+    with pytest.raises(BuildError, match="no such sky"):
+        Builder(tmp_path / "cache", str(script)).library()
+    assert not list((tmp_path / "cache").rglob("*.so"))
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    compiler = Builder.of_this_machine().compiler
+    with pytest.raises(BuildError, match="taken"):
+        Builder(tmp_path / "taken", compiler).library()
+
+
+def test_plain_torch_serves_without_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    # By its module: the package has a function of the same name
+    monkeypatch.setattr(sys.modules["tandem_kernels.select"], "cpu_library", lambda: None)
+    assert isinstance(select(CPU, torch.float32), ReferenceKernels)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_cpus_get_the_compiled_kernels(dtype: torch.dtype) -> None:
+    assert isinstance(select(CPU, dtype), CpuKernels)
+
+
+def test_other_types_get_plain_torch() -> None:
+    assert isinstance(select(CPU, torch.float16), ReferenceKernels)
+
+
+def test_the_library_is_loaded_once() -> None:
+    assert library_module.cpu_library() is library_module.cpu_library()
