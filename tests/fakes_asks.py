@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from fakes_golden import Ask
@@ -50,6 +50,11 @@ def golden_asks(tokenizer: Tokenizer) -> list[Ask]:
 def mixed_asks(tokenizer: Tokenizer, num_asks: int) -> list[Ask]:
     """Many different requests of few tokens: prompts, kinds, seeds and lengths all vary."""
     return list(itertools.islice(_mixed(tokenizer), num_asks))
+
+
+def mirrored(asks: Sequence[Ask]) -> list[Ask]:
+    """Each ask twice, such that workers which take turns get one of each."""
+    return [*asks, *reversed(asks)]
 
 
 def long_asks(tokenizer: Tokenizer, num_asks: int) -> list[Ask]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import pytest
-from fakes_asks import golden_asks, long_asks
+from fakes_asks import golden_asks, long_asks, mirrored
 from fakes_golden import Answer, Ask, check
 from fakes_real_house import Front, RealHouse, real_house, settings, until_whole
 from fakes_solo import Solo
@@ -77,11 +77,6 @@ async def complete_killing(
 def check_all(asks: Sequence[Ask], answers: Sequence[Answer], solo: Solo) -> None:
     for ask, answer in zip(asks, answers, strict=True):
         check(ask, solo.answer(ask), answer, solo.next_logits)
-
-
-def mirrored(asks: Sequence[Ask]) -> list[Ask]:
-    """Each ask twice, such that workers which take turns get one of each."""
-    return [*asks, *reversed(asks)]
 
 
 def test_a_decode_worker_killed_mid_stream_costs_no_token(
