@@ -20,7 +20,8 @@ from fakes_loop_thread import DEADLINE_S, LoopThread
 from fakes_observed_worker import ObservedWorker
 from fakes_real_house import Front, RealHouse
 
-from core.config import Config, load_config
+from cluster.store_factory import connect_store
+from core.config import Config, StateConfig, load_config
 from core.request import Phase
 from state.memory import MemoryStore
 from state.store import Store
@@ -92,7 +93,12 @@ class CaseHouse(RealHouse):
 
     def observe(self, config: Config, role: Phase, worker_id: str) -> ObservedWorker:
         """Starts a worker, which then belongs to the house."""
-        return self._enter(self._observed(ObservedWorker(config, role, worker_id, self.store)))
+        return self.run(self.add_worker(config, role, worker_id))
+
+    async def add_worker(self, config: Config, role: Phase, worker_id: str) -> ObservedWorker:
+        """The same from within the loop."""
+        worker = ObservedWorker(config, role, worker_id, self.store)
+        return await self._stack.enter_async_context(self._observed(worker))
 
     def add_front(self, *overrides: str) -> Front:
         """Another router on the same workers."""
@@ -177,13 +183,15 @@ def case_house(
     prefill: int = 1,
     decode: int = 1,
     decode_config: Config | None = None,
-    store: Callable[[], Store] = MemoryStore,
 ) -> Iterator[CaseHouse]:
-    """A house of observed workers `prefill-0`, ..., `decode-0`, ..., which must end whole."""
+    """A house of observed workers `prefill-0`, ..., `decode-0`, ..., which must end whole.
+
+    It meets on the Redis of its settings, if they name one; else nobody else can join.
+    """
     before = _threads()
     with LoopThread() as loop:
         stack = contextlib.AsyncExitStack()
-        house = CaseHouse(loop, stack, config, loop.run(_make(store)))
+        house = CaseHouse(loop, stack, config, loop.run(_open_store(config.state)))
         try:
             for i in range(prefill):
                 house.observe(config, Phase.PREFILL, f"prefill-{i}")
@@ -259,8 +267,8 @@ def some_tokens(num_tokens: int, seed: int = 0) -> list[int]:
     return [3 + (7 + seed * 31 + i * i * (seed + 3) + i) % 250 for i in range(num_tokens)]
 
 
-async def _make(store: Callable[[], Store]) -> Store:
-    return store()
+async def _open_store(config: StateConfig) -> Store:
+    return MemoryStore() if config.backend == "memory" else connect_store(config)
 
 
 async def _others_end() -> None:
