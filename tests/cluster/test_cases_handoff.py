@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from fakes_byte_model import write_byte_model
-from fakes_cases import CaseHouse, case_house, check_same, settings, some_tokens, tokens_of
+from fakes_cases import CaseHouse, ask, case_house, check_same, settings, some_tokens, tokens_of
 from fakes_loop_thread import DEADLINE_S
 
 from kv_transfer.link import DataLink, LinkMaker, Pending, Rendezvous
@@ -76,9 +77,12 @@ class SlowMaker:
     def __init__(self, inner: LinkMaker, first: int) -> None:
         self._inner = inner
         self._first = first
-        self.num_sent = 0
+        self._num_sent = 0
+        self._num_received = 0
         self.holding = threading.Event()
         self.let_go = threading.Event()
+        self.arrived = threading.Event()
+        """D has received a message that was kept back."""
 
     def host(self) -> Rendezvous:
         return self._inner.host()
@@ -87,16 +91,21 @@ class SlowMaker:
         return _SlowLink(self, self._inner.accept(name, timeout_s))
 
     def dial(self, rendezvous: Rendezvous, name: str, timeout_s: float) -> DataLink:
-        return self._inner.dial(rendezvous, name, timeout_s)
+        return _SlowLink(self, self._inner.dial(rendezvous, name, timeout_s))
 
     def close(self) -> None:
         self._inner.close()
 
-    def pass_by(self) -> None:
-        self.num_sent += 1
-        if self.num_sent > self._first:
+    def before_send(self) -> None:
+        self._num_sent += 1
+        if self._num_sent > self._first:
             self.holding.set()
             assert self.let_go.wait(DEADLINE_S)
+
+    def after_receive(self) -> None:
+        self._num_received += 1
+        if self._num_received > self._first:
+            self.arrived.set()
 
 
 class _SlowLink:
@@ -104,12 +113,12 @@ class _SlowLink:
         self._maker = maker
         self._inner = inner
 
-    def send(self, message: object) -> Pending:
-        self._maker.pass_by()
-        return self._inner.send(message)  # type: ignore[arg-type]
+    def send(self, message: torch.Tensor) -> Pending:
+        self._maker.before_send()
+        return self._inner.send(message)
 
-    def recv(self, buffer: object) -> Pending:
-        return self._inner.recv(buffer)  # type: ignore[arg-type]
+    def recv(self, buffer: torch.Tensor) -> Pending:
+        return _Receiving(self._maker, self._inner.recv(buffer))
 
     def abort(self) -> None:
         self._inner.abort()
@@ -118,34 +127,86 @@ class _SlowLink:
         self._inner.close()
 
 
-@pytest.mark.parametrize("first", [0, 2])
-def test_a_late_message_does_not_reach_the_blocks_next_owner(
-    model: Path, monkeypatch: pytest.MonkeyPatch, first: int
+class _Receiving:
+    def __init__(self, maker: SlowMaker, inner: Pending) -> None:
+        self._maker = maker
+        self._inner = inner
+
+    def wait(self, timeout_s: float) -> None:
+        self._inner.wait(timeout_s)
+        self._maker.after_receive()
+
+
+POOL_BLOCKS = 32
+PROMPT_BLOCKS = 20
+MESSAGE_BLOCKS = 4
+
+
+@pytest.fixture(params=[0, 2], ids=lambda first: f"message-{first}")
+def maker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> SlowMaker:
+    """Every worker started from here on makes its links with it."""
+    made = SlowMaker(TorchLinkMaker(host="127.0.0.1", backend="gloo"), request.param)
+    monkeypatch.setattr("cluster.worker_shell.make_links", lambda *_, **__: made)
+    return made
+
+
+@pytest.fixture
+def slow_house(model: Path, maker: SlowMaker) -> Iterator[CaseHouse]:
+    """Whatever the second request is, D's pool must give it blocks of the first."""
+    message_bytes = MESSAGE_BLOCKS * 2 * 2 * 2 * BLOCK * 16 * 4
+    overrides = ["model.max_model_len=512", f"kv_transfer.max_message_bytes={message_bytes}"]
+    small = settings(model, *overrides, f"cache.num_blocks={POOL_BLOCKS}")
+    with case_house(settings(model, *overrides), decode_config=small) as house:
+        assert message_bytes == MESSAGE_BLOCKS * house.d.parts.engine.spec.bytes_per_block
+        yield house
+        maker.let_go.set()
+
+
+async def leave_while_a_message_is_late(house: CaseHouse, maker: SlowMaker) -> None:
+    """The first request: over before its KV is there; D's blocks are free again."""
+    async with house.asking(some_tokens(PROMPT_BLOCKS * BLOCK, seed=1), max_tokens=64):
+        await house.until(lambda: house.blocks("decode-0", "importing") == PROMPT_BLOCKS)
+        await asyncio.to_thread(maker.holding.wait, DEADLINE_S)
+    await house.until(lambda: house.held("decode-0") == 0)
+
+
+def test_a_late_message_does_not_reach_the_blocks_of_the_next_request(
+    slow_house: CaseHouse, maker: SlowMaker
 ) -> None:
-    """Case 3. The client leaves while a message is late; the next request gets the same blocks.
+    """Case 3. D has computed the next request's KV itself when the late message arrives."""
+    house, steps = slow_house, slow_house.d.steps
+    combined = house.add_front("router.mode=combined", "model.max_model_len=512")
+    prompt = some_tokens((POOL_BLOCKS - 4) * BLOCK, seed=2)
 
-    D's pool holds one of the two prompts only, so the second can't but take the first one's blocks.
-    """
-    maker = SlowMaker(TorchLinkMaker(host="127.0.0.1", backend="gloo"), first)
-    monkeypatch.setattr("cluster.worker_shell.make_links", lambda *_, **__: maker)
-    block_bytes = 2 * 2 * 2 * BLOCK * 16 * 4
-    overrides = ["model.max_model_len=512", f"kv_transfer.max_message_bytes={4 * block_bytes}"]
-    small = settings(model, *overrides, "cache.num_blocks=32")
-    left, next_one = some_tokens(20 * BLOCK, seed=1), some_tokens(20 * BLOCK, seed=2)
+    async def test() -> None:
+        await combined.until_connected(2)
+        await leave_while_a_message_is_late(house, maker)
+        steps.hold(after=1)
+        asking = asyncio.create_task(ask(combined, prompt, max_tokens=40))
+        await steps.until_held()
+        maker.let_go.set()
+        await asyncio.to_thread(maker.arrived.wait, DEADLINE_S)
+        steps.release()
+        answer = await asking
+        await house.check_whole()
+        check_same(answer, await ask(combined, prompt, max_tokens=40, cache_salt="alone"))
 
-    async def test(house: CaseHouse) -> None:
-        async with house.asking(left, max_tokens=64):
-            await house.until(lambda: house.blocks("decode-0", "importing") == 20)
-            await asyncio.to_thread(maker.holding.wait, DEADLINE_S)
-        await house.until(lambda: house.held("decode-0") == 0)
-        async with house.asking(next_one, max_tokens=30) as asking:
-            await house.until(lambda: house.blocks("decode-0", "importing") == 20)
+    house.run(test())
+
+
+def test_the_next_pull_on_a_slow_link_gets_what_is_its_own(
+    slow_house: CaseHouse, maker: SlowMaker
+) -> None:
+    """Case 3. The next request's messages queue up behind the late one, on the same link."""
+    house, prompt = slow_house, some_tokens(PROMPT_BLOCKS * BLOCK, seed=2)
+
+    async def test() -> None:
+        await leave_while_a_message_is_late(house, maker)
+        async with house.asking(prompt, max_tokens=30) as asking:
+            await house.until(lambda: house.blocks("decode-0", "importing") == PROMPT_BLOCKS)
             maker.let_go.set()
             answer = await asking
         await house.check_whole()
-        alone = await house.ask(next_one, max_tokens=30, cache_salt="alone")
-        check_same(answer, alone)
+        check_same(answer, await house.ask(prompt, max_tokens=30, cache_salt="alone"))
 
-    with case_house(settings(model, *overrides), decode_config=small) as house:
-        assert house.d.parts.engine.spec.bytes_per_block == block_bytes
-        house.run(test(house))
+    house.run(test())
