@@ -12,7 +12,10 @@ void attend(const AttentionShape& shape, const AttentionTensors<T>& tensors) {
   plan.keep_partials(AttentionRows<W, T>::partial_size(shape));
   parallel_parts(plan.num_parts(), [&](int part) {
     AttentionRows<W, T> rows(shape, tensors, thread_scratch());
-    for (const AttentionJob& job : plan.jobs()) rows.compute(job, plan.share(job, part));
+    const std::vector<JobShare> shares = plan.shares(part);
+    for (std::size_t i = 0; i < shares.size(); ++i) {
+      rows.compute(shares[i], i + 1 < shares.size() ? &shares[i + 1] : nullptr);
+    }
   });
   if (!plan.has_partials()) return;
   AttentionRows<W, T> rows(shape, tensors, thread_scratch());

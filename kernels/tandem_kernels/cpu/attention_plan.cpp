@@ -43,18 +43,28 @@ void AttentionPlan::add_sequence(const AttentionShape& shape, std::int64_t s) {
   }
 }
 
-TileRange AttentionPlan::share(const AttentionJob& job, int part) const {
+std::vector<JobShare> AttentionPlan::shares(int part) const {
+  std::vector<JobShare> all;
+  for (const AttentionJob& job : jobs_) {
+    const JobShare tiles = share(job, part);
+    if (tiles.begin < tiles.end) all.push_back(tiles);
+  }
+  return all;
+}
+
+// The tiles of `job` that `part` computes; may be none.
+JobShare AttentionPlan::share(const AttentionJob& job, int part) const {
   const std::int64_t begin = cut(part) - job.cost_begin, end = cut(part + 1) - job.cost_begin;
   if (!job.can_be_cut()) {
     const bool starts_here = begin <= 0 && 0 < end;
-    return {job.first_tile, starts_here ? job.end_tile : job.first_tile};
+    return {&job, job.first_tile, starts_here ? job.end_tile : job.first_tile};
   }
   // A tile belongs where it starts
   const auto tile_at = [&](std::int64_t cost) {
     const std::int64_t tiles = ceil_div(std::max<std::int64_t>(cost, 0), job.cost_of_tile);
     return std::min(job.first_tile + tiles, job.end_tile);
   };
-  return {tile_at(begin), tile_at(end)};
+  return {&job, tile_at(begin), tile_at(end)};
 }
 
 void AttentionPlan::keep_partials(std::int64_t floats_per_tile) {

@@ -49,7 +49,9 @@ struct AttentionJob {
   std::int64_t cost() const { return (end_tile - first_tile) * cost_of_tile; }
 };
 
-struct TileRange {
+// Some tiles of a job, at least one.
+struct JobShare {
+  const AttentionJob* job;
   std::int64_t begin, end;
 };
 
@@ -60,13 +62,14 @@ class AttentionPlan {
   const std::vector<AttentionJob>& jobs() const { return jobs_; }
   int num_parts() const { return num_parts_; }
   bool has_partials() const { return !partials_.empty(); }
-  // The tiles of `job` that `part` computes; may be none.
-  TileRange share(const AttentionJob& job, int part) const;
+  // What `part` computes.
+  std::vector<JobShare> shares(int part) const;
   // Gives the jobs that are cut memory for their tiles' results.
   void keep_partials(std::int64_t floats_per_tile);
 
  private:
   void add_sequence(const AttentionShape& shape, std::int64_t s);
+  JobShare share(const AttentionJob& job, int part) const;
   std::int64_t cut(int part) const { return total_cost_ * part / num_parts_; }
 
   std::vector<AttentionJob> jobs_;

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <utility>
 
 #include "attention_plan.h"
 #include "attention_words.h"
@@ -69,7 +70,7 @@ class AttentionRows {
                   Scratch::measure<float>(kBlockRows * kTile) +
                   Scratch::measure<float>(kBlockRows * width_) +
                   Scratch::measure<float>(rows * row_size()) + Scratch::measure<T>(width_) +
-                  2 * Scratch::measure<const T*>(kTile));
+                  2 * Scratch::measure<TileRows>(1));
     keys_ = scratch.take<std::uint32_t>(num_words_ * kTile);
     values_ = scratch.take<std::uint32_t>(width_ * kTile);
     queries_ = scratch.take<std::uint32_t>(rows * num_words_);
@@ -78,8 +79,8 @@ class AttentionRows {
     tile_values_ = scratch.take<float>(kBlockRows * width_);
     rows_ = scratch.take<float>(rows * row_size());
     zeros_ = scratch.take<T>(width_);
-    key_rows_ = scratch.take<const T*>(kTile);
-    value_rows_ = scratch.take<const T*>(kTile);
+    current_ = scratch.take<TileRows>(1);
+    ahead_ = scratch.take<TileRows>(1);
     std::fill_n(zeros_, shape.head_dim, T{});
   }
 
@@ -88,18 +89,25 @@ class AttentionRows {
     return shape.group() * (padded_width(shape.head_dim) + kRowHeader);
   }
 
-  // All of the job, or some of its tiles into its partials.
-  void compute(const AttentionJob& job, TileRange tiles) {
-    if (tiles.begin >= tiles.end) return;
+  // All of the job, or some of its tiles into its partials. `next` is what will be computed next,
+  // whose keys are fetched meanwhile; null if nothing is.
+  void compute(const JobShare& share, const JobShare* next) {
+    const AttentionJob& job = *share.job;
     pack_queries(job);
     if (job.partials == nullptr) clear(rows_, num_rows(job));
-    for (std::int64_t tile = tiles.begin; tile < tiles.end; ++tile) {
-      float* sums = rows_;
-      if (job.partials != nullptr) {
-        sums = job.partials + (tile - job.first_tile) * num_rows(job) * row_size();
-        clear(sums, num_rows(job));
+    for (std::int64_t tile = share.begin; tile < share.end; ++tile) {
+      if (!is_located_) locate(job, tile, *current_);
+      is_located_ = tile + 1 < share.end || next != nullptr;
+      if (tile + 1 < share.end) {
+        locate(job, tile + 1, *ahead_);
+      } else if (next != nullptr) {
+        locate(*next->job, next->begin, *ahead_);
+      } else {
+        ahead_->span = {};
       }
-      add_tile(job, tile, sums);
+      pack(*current_, *ahead_);
+      add_tile(job, tile, sums_of(job, tile));
+      std::swap(current_, ahead_);
     }
     if (job.partials == nullptr) finish(job, rows_);
   }
@@ -117,11 +125,20 @@ class AttentionRows {
   }
 
  private:
+  static constexpr std::int64_t kKeysTogether = kLanes * W::kPerWord;  // a vector of weights
+  static constexpr std::int64_t kCacheLineBytes = 64;
   static constexpr std::int64_t kRowHeader = kLanes;  // largest and total, and values stay aligned
 
   // Keys within a tile.
   struct Span {
     std::int64_t begin, end;
+  };
+
+  // Where in the cache the keys and values of a tile lie.
+  struct TileRows {
+    Span span;
+    const T* keys[kTile];
+    const T* values[kTile];
   };
 
   static std::int64_t padded_width(std::int64_t d) { return (d + kLanes - 1) / kLanes * kLanes; }
@@ -152,8 +169,15 @@ class AttentionRows {
     }
   }
 
+  // Where the sums of a tile go: among all tiles' of the job, or to a place of its own.
+  float* sums_of(const AttentionJob& job, std::int64_t tile) const {
+    if (job.partials == nullptr) return rows_;
+    float* own = job.partials + (tile - job.first_tile) * num_rows(job) * row_size();
+    clear(own, num_rows(job));
+    return own;
+  }
+
   void add_tile(const AttentionJob& job, std::int64_t tile, float* sums) {
-    pack_tile(job, tile);
     const std::int64_t n = num_rows(job);
     for (std::int64_t r = 0; r < n; r += kBlockRows) {
       add_rows(job, tile, r, static_cast<int>(std::min<std::int64_t>(kBlockRows, n - r)), sums);
@@ -168,29 +192,50 @@ class AttentionRows {
   }
 
   static Span whole_vectors(std::int64_t begin, std::int64_t end) {
-    return {begin / kLanes * kLanes, (end + kLanes - 1) / kLanes * kLanes};
+    return {begin / kKeysTogether * kKeysTogether,
+            (end + kKeysTogether - 1) / kKeysTogether * kKeysTogether};
   }
 
   // Only what some query of the job sees is read from the cache.
-  void pack_tile(const AttentionJob& job, std::int64_t tile) {
+  void locate(const AttentionJob& job, std::int64_t tile, TileRows& rows) const {
     const std::int64_t begin = seen(job, tile, job.begin).begin;
     const std::int64_t end = seen(job, tile, job.end - 1).end;
-    const Span span = whole_vectors(begin, end);
-    std::fill(key_rows_ + span.begin, key_rows_ + span.end, zeros_);
-    std::fill(value_rows_ + span.begin, value_rows_ + span.end, zeros_);
+    rows.span = whole_vectors(begin, end);
+    std::fill(rows.keys + rows.span.begin, rows.keys + rows.span.end, zeros_);
+    std::fill(rows.values + rows.span.begin, rows.values + rows.span.end, zeros_);
     const std::int32_t* table = shape_.block_tables + job.sequence * shape_.table_width;
-    for (std::int64_t i = begin; i < end; ++i) {
+    for (std::int64_t i = begin; i < end;) {
       const std::int64_t position = tile * kTile + i, block = position / shape_.block_size;
+      const std::int64_t block_end = std::min(end, (block + 1) * shape_.block_size - tile * kTile);
       const std::int64_t plane = table[block] * shape_.num_kv_heads + job.kv_head;
-      const std::int64_t slot = plane * shape_.block_size + position - block * shape_.block_size;
-      key_rows_[i] = tensors_.k_cache + slot * shape_.head_dim;
-      value_rows_[i] = tensors_.v_cache + slot * shape_.head_dim;
+      std::int64_t slot = plane * shape_.block_size + position - block * shape_.block_size;
+      for (; i < block_end; ++i, ++slot) {
+        rows.keys[i] = tensors_.k_cache + slot * shape_.head_dim;
+        rows.values[i] = tensors_.v_cache + slot * shape_.head_dim;
+      }
     }
-    for (std::int64_t i = span.begin; i < span.end; i += kLanes) {
-      pack_keys<W>(key_rows_ + i, shape_.head_dim, num_words_, keys_ + i);
+  }
+
+  // The cache is scattered over memory: packing one tile, we ask for as much of the tile ahead.
+  void pack(const TileRows& rows, const TileRows& ahead) {
+    const std::int64_t d = shape_.head_dim;
+    std::int64_t later = ahead.span.begin;
+    for (std::int64_t i = rows.span.begin; i < rows.span.end; i += kLanes) {
+      for (const std::int64_t end = std::min(later + kLanes, ahead.span.end); later < end; ++later) {
+        prefetch(ahead.keys[later]);
+        prefetch(ahead.values[later]);
+      }
+      pack_keys<W>(rows.keys + i, d, num_words_, keys_ + i);
+      for (std::int64_t j = i; j < i + kLanes; j += W::kPerWord) {
+        W::pack_values(rows.values + j, d, width_, values_ + j / W::kPerWord * width_);
+      }
     }
-    for (std::int64_t i = span.begin; i < span.end; i += W::kPerWord) {
-      W::pack_values(value_rows_ + i, shape_.head_dim, width_, values_ + i / W::kPerWord * width_);
+  }
+
+  // Into the second level: a whole tile would push what is being computed out of the first.
+  void prefetch(const T* row) const {
+    for (std::int64_t i = 0; i < shape_.head_dim; i += kCacheLineBytes / sizeof(T)) {
+      __builtin_prefetch(row + i, 0, 2);
     }
   }
 
@@ -233,8 +278,12 @@ class AttentionRows {
     largest = sees_some ? largest_lane(highest) * scale[0] : 0.0f;
     const Floats base = broadcast(-largest);
     Floats sum{};
-    for (std::int64_t i = span.begin; i < span.end; i += kLanes) {
-      sum = sum + W::put_weights(weights, i, exp2_of(fused(load(scores + i), scale, base)));
+    for (std::int64_t i = span.begin; i < span.end; i += kKeysTogether) {
+      Floats exponentials[W::kPerWord];
+      for (int part = 0; part < W::kPerWord; ++part) {
+        exponentials[part] = exp2_of(fused(load(scores + i + part * kLanes), scale, base));
+      }
+      sum = W::put_weights(weights + i / W::kPerWord, exponentials, sum);
     }
     total = sum_of_lanes(sum);
   }
@@ -271,8 +320,9 @@ class AttentionRows {
   float* tile_values_;        // [kBlockRows][width]
   float* rows_;               // [rows][row_size]
   T* zeros_;                  // a key that stands for those outside the tile's span
-  const T** key_rows_;        // [kTile]
-  const T** value_rows_;      // [kTile]
+  TileRows* current_;         // the tile that is packed next, if it is located
+  TileRows* ahead_;
+  bool is_located_ = false;
 };
 
 }  // namespace tandem

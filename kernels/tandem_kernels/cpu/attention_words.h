@@ -55,10 +55,11 @@ struct FloatWords {
     }
   }
 
-  // Stores weights for the product with values; returns them as they will be multiplied.
-  static Floats put_weights(std::uint32_t* to, std::int64_t key, Floats weights) {
-    std::memcpy(to + key, &weights, sizeof weights);
-    return weights;
+  // Stores kPerWord vectors of weights for the product with values, and adds them, as they will be
+  // multiplied, to `sum`.
+  static Floats put_weights(std::uint32_t* to, const Floats (&weights)[1], Floats sum) {
+    std::memcpy(to, &weights[0], sizeof weights[0]);
+    return sum + weights[0];
   }
 };
 
@@ -94,10 +95,11 @@ struct PairWords {
     }
   }
 
-  static Floats put_weights(std::uint32_t* to, std::int64_t key, Floats weights) {
-    const __m256bh rounded = _mm512_cvtneps_pbh(weights);
-    std::memcpy(reinterpret_cast<std::uint16_t*>(to) + key, &rounded, sizeof rounded);
-    return bit_cast<Floats>(__builtin_convertvector(bit_cast<Halves>(rounded), Words) << 16);
+  static Floats put_weights(std::uint32_t* to, const Floats (&weights)[2], Floats sum) {
+    const __m512bh rounded = _mm512_cvtne2ps_pbh(weights[1], weights[0]);
+    std::memcpy(to, &rounded, sizeof rounded);
+    const __m512bh ones = bit_cast<__m512bh>(Words{} + 0x3f803f80u);
+    return _mm512_dpbf16_ps(sum, rounded, ones);
   }
 
  private:

@@ -103,24 +103,38 @@ inline Floats fused(Floats a, Floats b, Floats c) {
 }
 
 // NaN in `a` is dropped, NaN in `b` is kept.
-inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+inline Floats larger(Floats a, Floats b) {
+#if defined(TANDEM_AVX512)
+  return _mm512_max_ps(a, b);
+#else
+  return a > b ? a : b;
+#endif
+}
 
-// Lanes are added in one order, whatever the CPU.
+// Lanes are added in halves: 0 + 8, 1 + 9, ... and so on, in this order on every call.
 inline float sum_of_lanes(Floats values) {
+#if defined(TANDEM_AVX512)
+  return _mm512_reduce_add_ps(values);
+#else
   float lanes[kLanes];
   store(lanes, values);
   for (int width = kLanes / 2; width > 0; width /= 2) {
     for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
   }
   return lanes[0];
+#endif
 }
 
 inline float largest_lane(Floats values) {
+#if defined(TANDEM_AVX512)
+  return _mm512_reduce_max_ps(values);
+#else
   float lanes[kLanes];
   store(lanes, values);
   float largest = lanes[0];
   for (int i = 1; i < kLanes; ++i) largest = lanes[i] > largest ? lanes[i] : largest;
   return largest;
+#endif
 }
 
 }  // namespace tandem

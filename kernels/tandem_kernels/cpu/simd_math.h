@@ -7,24 +7,36 @@ namespace tandem {
 
 constexpr float kLog2E = 1.44269504088896341f;
 
-// 2^x; exactly 1 at 0, exactly 0 below -126 (-inf too), infinite from 127.5 on; NaN stays NaN.
-inline Floats exp2_of(Floats x) {
-  // Adding 1.5 * 2^23 leaves the nearest whole number in the lowest bits of the sum
-  const Floats shift = broadcast(12582912.0f);
-  const Floats low = broadcast(-126.0f), high = broadcast(128.0f);
-  const Floats clamped = x < low ? low : (x > high ? high : x);
-  const Floats shifted = clamped + shift;
-  const Floats r = clamped - (shifted - shift);
-  // Least relative error at degree 5, with the constant term held at 1
+// 2^r for r in [-0.5, 0.5]: least relative error at degree 5, with the constant term held at 1.
+inline Floats exp2_polynomial(Floats r) {
   Floats p = broadcast(0.001326472731307149f);
   p = fused(p, r, broadcast(0.009671512991189957f));
   p = fused(p, r, broadcast(0.05550733581185341f));
   p = fused(p, r, broadcast(0.24022242426872253f));
   p = fused(p, r, broadcast(0.6931470036506653f));
-  p = fused(p, r, broadcast(1.0f));
+  return fused(p, r, broadcast(1.0f));
+}
+
+// 2^x; exactly 1 at 0, exactly 0 from -150 down (-inf too), infinite from 128 up; NaN stays NaN.
+inline Floats exp2_of(Floats x) {
+#if defined(TANDEM_AVX512)
+  // The second operand of max and min wins where one is NaN
+  const __m512 clamped =
+      _mm512_min_ps(broadcast(150.0f), _mm512_max_ps(broadcast(-150.0f), x));
+  const __m512 n = _mm512_roundscale_ps(clamped, _MM_FROUND_TO_NEAREST_INT);
+  return _mm512_scalef_ps(exp2_polynomial(clamped - n), n);
+#else
+  // Adding 1.5 * 2^23 leaves the nearest whole number in the lowest bits of the sum. Results below
+  // 2^-126, which have no exponent of their own, are 0; above 127.5 they are infinite.
+  const Floats shift = broadcast(12582912.0f);
+  const Floats low = broadcast(-126.0f), high = broadcast(128.0f);
+  const Floats clamped = x < low ? low : (x > high ? high : x);
+  const Floats shifted = clamped + shift;
   const Ints n = bit_cast<Ints>(shifted) - bit_cast<Ints>(shift);
   const Floats power = bit_cast<Floats>((n + 127) << 23);  // 128 becomes infinity
-  return x < low ? Floats{} : p * power;
+  const Floats result = exp2_polynomial(clamped - (shifted - shift)) * power;
+  return x < low ? Floats{} : result;
+#endif
 }
 
 // 1 / (1 + e^-x).
