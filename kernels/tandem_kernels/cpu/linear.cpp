@@ -22,6 +22,9 @@ constexpr std::int64_t kRowsPerThread = 48;
 constexpr std::int64_t kBlockBytes = 512 * 1024;
 // Multiply-adds of lanes below which another thread's waking costs more than it takes off.
 constexpr std::int64_t kMinWork = 128 * 1024;
+// How far a lone tile fetches ahead, into the next panel at last: memory's latency at full rate.
+constexpr std::int64_t kPrefetchBytes = 8192;
+constexpr std::int64_t kLaneBytes = kPanelColumns * 4;
 
 struct Range {
   std::int64_t begin;
@@ -105,19 +108,35 @@ class Product {
     for (std::int64_t panel = panels.begin; panel < panels.end; ++panel) {
       for (std::int64_t t = 0; t < tiles; ++t) {
         const Range tile = share(rows.size(), t, tiles);
-        compute_tile(packed + tile.begin * lanes_, rows.begin + tile.begin, tile.size(), panel);
+        multiply_(tile_at({rows.begin + tile.begin, rows.begin + tile.end}, panel,
+                          packed + tile.begin * lanes_, wanted_soon(panel, t, tiles)));
       }
     }
   }
 
-  void compute_tile(const std::uint32_t* packed, std::int64_t first_row, std::int64_t rows,
-                    std::int64_t panel) const {
+  struct Prefetch {
+    const char* begin;
+    std::int64_t step;
+  };
+
+  // A lone tile reads its panel from memory: it fetches that a little ahead. Of several tiles all
+  // but the first find it in the cache, so each fetches its share of the next panel.
+  Prefetch wanted_soon(std::int64_t panel, std::int64_t t, std::int64_t tiles) const {
+    const auto* weight = reinterpret_cast<const char*>(linear_.weight);
+    const std::int64_t panel_bytes = lanes_ * kLaneBytes;
+    if (tiles == 1) return {weight + panel * panel_bytes + kPrefetchBytes, kLaneBytes};
+    return {weight + (panel + 1) * panel_bytes + t * panel_bytes / tiles, kLaneBytes / tiles};
+  }
+
+  Tile tile_at(Range rows, std::int64_t panel, const std::uint32_t* packed,
+               Prefetch prefetch) const {
     const std::int64_t column = panel * kPanelColumns;
-    const std::int64_t at = first_row * linear_.out_features + column;
-    multiply_({packed, linear_.weight + panel * lanes_ * kPanelColumns,
-               linear_.bias == nullptr ? nullptr : linear_.bias + column,
-               y_ + at * element_bytes(linear_.y_type), lanes_, rows, linear_.out_features,
-               std::min(kPanelColumns, linear_.out_features - column), linear_.y_type});
+    const std::int64_t at = rows.begin * linear_.out_features + column;
+    return {packed, linear_.weight + panel * lanes_ * kPanelColumns,
+            linear_.bias == nullptr ? nullptr : linear_.bias + column,
+            y_ + at * element_bytes(linear_.y_type), lanes_, rows.size(), linear_.out_features,
+            std::min(kPanelColumns, linear_.out_features - column), linear_.y_type,
+            prefetch.begin, prefetch.step};
   }
 
   const TandemLinear& linear_;

@@ -49,10 +49,11 @@ void multiply(const Tile& tile) {
   for (int r = 0; r < kRows; ++r) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
   const std::uint32_t* x = tile.x;
   const std::uint32_t* weight = tile.weight;
+  const char* prefetch = tile.prefetch;
   for (std::int64_t lane = 0; lane < tile.lanes; ++lane, x += kRows, weight += kPanelColumns) {
-    const char* ahead = reinterpret_cast<const char*>(weight) + kPrefetchBytes;
-    _mm_prefetch(ahead, _MM_HINT_T0);
-    _mm_prefetch(ahead + 64, _MM_HINT_T0);
+    _mm_prefetch(prefetch, _MM_HINT_T1);
+    _mm_prefetch(prefetch + 64, _MM_HINT_T1);
+    prefetch += tile.prefetch_step;
     const __m512i left = _mm512_loadu_si512(weight);
     const __m512i right = _mm512_loadu_si512(weight + 16);
 #pragma GCC unroll 12

@@ -15,9 +15,6 @@ namespace tandem {
 
 constexpr std::int64_t kPanelColumns = 32;
 constexpr std::int64_t kMaxTileRows = 12;
-// How far ahead of its use a weight is fetched. Panels lie in the order they are read, so this
-// reaches into the next one.
-constexpr std::int64_t kPrefetchBytes = 2048;
 
 enum class ElementType : std::int32_t { kFloat32 = 0, kBFloat16 = 1 };
 
@@ -31,6 +28,8 @@ struct Tile {
   std::int64_t y_stride;
   std::int64_t columns;  // of the panel's 32, how many exist
   ElementType y_type;
+  const char* prefetch;        // weights wanted soon, to be fetched along the way: two cache lines
+  std::int64_t prefetch_step;  // at every lane, this many bytes on
 };
 
 using TileFunction = void (*)(const Tile& tile);
