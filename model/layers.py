@@ -8,9 +8,9 @@ so an attention or an MLP (column parallel, then row parallel) costs one all-red
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch.nn.functional as F
 from tandem_kernels import PackedLinear
 from torch import Tensor
 
@@ -46,18 +46,21 @@ class RowParallelLinear:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class VocabParallelEmbedding:
-    """Rows of the embedding for token ids `tokens`; weight [len(tokens), h], ids [T] -> [T, h]."""
+    """Embeddings of token ids, of which this rank holds `tokens`. ids [T] -> [T, h].
 
-    weight: Tensor
+    `rows` looks up this rank's own, counted from 0: [T] -> [T, h].
+    """
+
+    rows: Callable[[Tensor], Tensor]
     tokens: range
     tp: TensorParallel
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         if self.tp.size == 1:
-            return F.embedding(token_ids, self.weight)
+            return self.rows(token_ids)
         local = token_ids - self.tokens.start
         foreign = (local < 0) | (local >= len(self.tokens))  # [T]
-        rows = F.embedding(local.masked_fill(foreign, 0), self.weight)
+        rows = self.rows(local.masked_fill(foreign, 0))
         return self.tp.all_reduce(rows.masked_fill_(foreign.unsqueeze(1), 0))
 
 

@@ -6,8 +6,10 @@ card > open checkpoint > every tensor there, of the right shape? > read this ran
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from tandem_kernels import Kernels, select
 from torch import Tensor
 
@@ -81,21 +83,26 @@ class _Builder:
     def model(self, device: torch.device) -> CausalLM:
         card, tp = self._card, self._tp
         tokens = tp.share(card.vocab_size)
-        embedding = self._weights.read(EMBEDDING, tokens)
-        head = embedding if card.tie_word_embeddings else self._weights.read(HEAD, tokens)
+        tied = card.tie_word_embeddings
+        head = self._kernels.pack_linear(
+            self._weights.read(EMBEDDING if tied else HEAD, tokens), None, out_dtype=torch.float32
+        )
+        rows = head.weight_rows if tied else self._embedding_rows(tokens)
         return CausalLM(
-            embedding=VocabParallelEmbedding(embedding, tokens, tp),
+            embedding=VocabParallelEmbedding(rows, tokens, tp),
             layers=[self._layer(layer_prefix(i)) for i in range(card.num_layers)],
             final_norm=self._weights.read(FINAL_NORM),
-            head=ParallelHead(
-                self._kernels.pack_linear(head, None, out_dtype=torch.float32), card.vocab_size, tp
-            ),
+            head=ParallelHead(head, card.vocab_size, tp),
             rms_norm_eps=card.rms_norm_eps,
             cos_sin=cos_sin_table(card.rope, card.head_dim, card.max_model_len, device),
             kernels=self._kernels,
             window=card.sliding_window,
             kv_heads=self._heads.kv,
         )
+
+    def _embedding_rows(self, tokens: range) -> Callable[[Tensor], Tensor]:
+        weight = self._weights.read(EMBEDDING, tokens)
+        return lambda token_ids: F.embedding(token_ids, weight)
 
     def _layer(self, prefix: str) -> DecoderLayer:
         return DecoderLayer(

@@ -46,6 +46,11 @@ class PackedLinear(Protocol):
 
     def __call__(self, x: Tensor, /) -> Tensor: ...
 
+    def weight_rows(self, indices: Tensor, /) -> Tensor:
+        """Rows of W exactly as they were: a head that is its model's embedding too. int64 [T]
+        -> [T, in]. Raises IndexError beyond W."""
+        ...
+
 
 class Kernels(Protocol):
     """The kernels of one device and dtype. `h` hidden size, `d` head size, T query tokens.

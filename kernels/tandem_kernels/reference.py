@@ -24,6 +24,9 @@ class ReferenceLinear:
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias).to(self.out_dtype)
 
+    def weight_rows(self, indices: Tensor) -> Tensor:
+        return F.embedding(indices, self.weight)
+
 
 class ReferenceKernels:
     """`Kernels` in plain torch; one object per model, since it remembers the last step's plan."""

@@ -119,6 +119,26 @@ def test_a_weight_may_change_or_go_after_packing(library: ctypes.CDLL) -> None:
     assert torch.equal(linear(x), before)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows_of_the_weight_come_back_as_they_were(
+    library: ctypes.CDLL, dtype: torch.dtype, shape: tuple[int, int]
+) -> None:
+    weight, _ = random_layer(shape, dtype)
+    linear = LinearPacker(library).pack(weight, None, out_dtype=torch.float32)
+    library.tandem_set_num_threads(2)
+    for num_rows in (0, 1, 77):
+        indices = torch.randint(shape[0], (num_rows,))
+        assert torch.equal(linear.weight_rows(indices), weight[indices])
+
+
+@pytest.mark.parametrize("index", [-1, 33, 2**40])
+def test_a_row_that_the_weight_lacks_is_refused(library: ctypes.CDLL, index: int) -> None:
+    linear = packed(library, (33, 7), torch.float32)
+    with pytest.raises(IndexError, match="0 .. 32"):
+        linear.weight_rows(torch.tensor([3, index]))
+
+
 def test_layers_of_one_packer_do_not_touch_each_other(library: ctypes.CDLL) -> None:
     packer = LinearPacker(library)
     layers = [random_layer((5 * n, 9 * n), torch.bfloat16) for n in range(1, 9)]

@@ -25,6 +25,8 @@ constexpr std::int64_t kMinWork = 128 * 1024;
 // How far a lone tile fetches ahead, into the next panel at last: memory's latency at full rate.
 constexpr std::int64_t kPrefetchBytes = 8192;
 constexpr std::int64_t kLaneBytes = kPanelColumns * 4;
+// Rows of an embedding for one thread: each is a few hundred cache lines from anywhere in memory.
+constexpr std::int64_t kMinWeightRows = 16;
 
 struct Range {
   std::int64_t begin;
@@ -181,5 +183,23 @@ void tandem_linear_pack(std::int32_t type, const void* weight, std::int64_t out_
 void tandem_linear(const TandemLinear* linear, const void* x, std::int64_t x_stride,
                    std::int64_t rows, void* y) {
   tandem::Product(*linear, x, x_stride, y).compute(rows);
+}
+
+std::int32_t tandem_linear_weight_rows(const TandemLinear* linear, const std::int64_t* indices,
+                                       std::int64_t num_indices, void* out) {
+  const auto exists = [&](std::int64_t i) { return i >= 0 && i < linear->out_features; };
+  if (!std::all_of(indices, indices + num_indices, exists)) return 0;
+  const std::int64_t lanes = tandem::num_lanes(linear->type, linear->in_features);
+  const std::int64_t row_bytes = linear->in_features * tandem::element_bytes(linear->type);
+  const auto copy = [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const std::int64_t panel = indices[i] / tandem::kPanelColumns;
+      tandem::unpack_row(linear->weight + panel * lanes * tandem::kPanelColumns,
+                         tandem::kPanelColumns, indices[i] % tandem::kPanelColumns, linear->type,
+                         linear->in_features, static_cast<char*>(out) + i * row_bytes);
+    }
+  };
+  tandem::parallel_ranges(num_indices, tandem::kMinWeightRows, copy);
+  return 1;
 }
 }

@@ -30,4 +30,9 @@ void tandem_linear_pack(std::int32_t type, const void* weight, std::int64_t out_
 // A row of y has the same bits in any batch, at any place in it, on any number of threads.
 void tandem_linear(const TandemLinear* linear, const void* x, std::int64_t x_stride,
                    std::int64_t rows, void* y);
+
+// Copies rows of the weight as they were before packing to `out` [num_indices][in_features].
+// Returns 0, having written nothing, if there is an index without a row; else 1.
+std::int32_t tandem_linear_weight_rows(const TandemLinear* linear, const std::int64_t* indices,
+                                       std::int64_t num_indices, void* out);
 }

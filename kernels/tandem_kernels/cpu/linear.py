@@ -44,14 +44,14 @@ class CpuLinear:
         out_dtype: torch.dtype,
         portable: bool,
     ) -> None:
-        self._compute = library.tandem_linear
-        self._out_features, in_features = shape
-        self._out_dtype = out_dtype
+        self._library = library
+        self._out_features, self._in_features = shape
+        self._dtype, self._out_dtype = dtype, out_dtype
         self._memory = (packed, bias)  # what the structure points to
         self._linear = _Linear(
             weight=packed.data_ptr(),
             bias=None if bias is None else bias.data_ptr(),
-            in_features=in_features,
+            in_features=self._in_features,
             out_features=self._out_features,
             type=_ELEMENT_TYPES[dtype],
             y_type=_ELEMENT_TYPES[out_dtype],
@@ -63,8 +63,20 @@ class CpuLinear:
         assert x.stride(1) == 1
         num_rows = x.shape[0]
         y = torch.empty((num_rows, self._out_features), dtype=self._out_dtype)
-        self._compute(self._address, x.data_ptr(), x.stride(0), num_rows, y.data_ptr())
+        self._library.tandem_linear(
+            self._address, x.data_ptr(), x.stride(0), num_rows, y.data_ptr()
+        )
         return y
+
+    def weight_rows(self, indices: Tensor) -> Tensor:
+        """`PackedLinear.weight_rows`; a row is gathered from all over its panel."""
+        assert indices.dtype == torch.int64 and indices.is_contiguous()
+        rows = torch.empty((len(indices), self._in_features), dtype=self._dtype)
+        if not self._library.tandem_linear_weight_rows(
+            self._address, indices.data_ptr(), len(indices), rows.data_ptr()
+        ):
+            raise IndexError(f"an index is not in 0 .. {self._out_features - 1}")
+        return rows
 
 
 class LinearPacker:
@@ -109,4 +121,6 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     library.tandem_linear_pack.restype = None
     library.tandem_linear.argtypes = [pointer, pointer, int64, int64, pointer]
     library.tandem_linear.restype = None
+    library.tandem_linear_weight_rows.argtypes = [pointer, pointer, int64, pointer]
+    library.tandem_linear_weight_rows.restype = int32
     return library

@@ -70,4 +70,13 @@ void pack_rows(const void* source, std::int64_t stride_bytes, std::int64_t rows,
   }
 }
 
+void unpack_row(const std::uint32_t* packed, std::int64_t columns, std::int64_t column,
+                ElementType type, std::int64_t width, void* row) {
+  char* to = static_cast<char*>(row);
+  const std::int64_t row_bytes = width * element_bytes(type);
+  for (std::int64_t byte = 0; byte < row_bytes; byte += 4) {
+    std::memcpy(to + byte, packed + byte / 4 * columns + column, byte + 4 <= row_bytes ? 4 : 2);
+  }
+}
+
 }  // namespace tandem

@@ -19,4 +19,8 @@ std::int64_t num_lanes(ElementType type, std::int64_t width);
 void pack_rows(const void* source, std::int64_t stride_bytes, std::int64_t rows, ElementType type,
                std::int64_t width, std::int64_t columns, std::uint32_t* packed);
 
+// Writes one row of `width` elements back out of `packed` [lanes][columns].
+void unpack_row(const std::uint32_t* packed, std::int64_t columns, std::int64_t column,
+                ElementType type, std::int64_t width, void* row);
+
 }  // namespace tandem
