@@ -23,7 +23,8 @@ import ray.util
 from cluster.plan import WorkerSpec, with_num_threads, worker_specs
 from cluster.ray_actors import Home, RouterActor, WorkerActor
 from cluster.ray_group import ActorGroup, ActorSpec, Room, Watch
-from cluster.ray_session import RaySession, open_session
+from cluster.ray_opening import RayOpening
+from cluster.ray_session import RaySession
 from cluster.ray_store import StoreRef, create_store, discard_store
 from cluster.shell import Makers, Ready
 from cluster.supervisor import Supervisor
@@ -50,6 +51,8 @@ class ClusterHooks:
     progress: StartProgress
     on_change: Callable[[str, Ready | None], None]
     """Who serves under a name now; None while nobody does."""
+    on_temp_dir: Callable[[Path | None], None]
+    """Where a private Ray is about to put its files."""
 
 
 class RayCluster:
@@ -62,6 +65,7 @@ class RayCluster:
         self._makers = makers
         self._log_dir = log_dir
         self._hooks = hooks
+        self._opening: RayOpening | None = None
         self._session: RaySession | None = None
         self._store: StoreRef | None = None
         self._workers: list[Supervisor] = []
@@ -75,12 +79,12 @@ class RayCluster:
 
     async def open(self) -> None:
         """Connects to Ray, or starts it. Call `close` whatever happens from here on."""
-        self._hooks.progress("ray", "starting")
         specs = worker_specs(self._config, num_cores=os.cpu_count() or 1)
         num_cpus = sum(spec.num_ranks * spec.num_threads for spec in specs) + 1
-        self._session = await asyncio.to_thread(
-            open_session, self._config.cluster, num_cpus=num_cpus
-        )
+        self._opening = RayOpening(self._config.cluster, num_cpus=num_cpus)
+        self._hooks.on_temp_dir(self._opening.temp_dir)
+        self._hooks.progress("ray", "starting")
+        self._session = await self._opening.session()
         self._hooks.progress("ray", "ready")
 
     async def start(self) -> Ready:
@@ -104,15 +108,14 @@ class RayCluster:
             await self._router.drain(grace_s / 2)
         supervisors = [*self._workers, *([self._router] if self._router else [])]
         await asyncio.gather(*(keeper.stop(grace_s / 2) for keeper in supervisors))
-        session, self._session = self._session, None
-        if session is None:
-            return
-        if session.temp_dir is None:
+        if self._session is not None and self._session.temp_dir is None:
             # Others go on using this Ray. A private one takes everything with it when it ends.
             await asyncio.gather(*(keeper.discard() for keeper in supervisors))
             if self._store is not None:
                 await asyncio.to_thread(discard_store, self._store)
-        await asyncio.to_thread(session.close)
+        opening, self._opening = self._opening, None
+        if opening is not None:
+            await opening.close()
 
     async def _start(self, keeper: Supervisor) -> Ready:
         ready = await keeper.start(lambda line: self._hooks.progress(keeper.name, line))

@@ -55,16 +55,24 @@ class RaySession:
             litter.remove(self.temp_dir)
 
 
-def open_session(config: ClusterConfig, *, num_cpus: int) -> RaySession:
+def new_temp_dir(config: ClusterConfig) -> Path | None:
+    """A directory for a private cluster's files; None where an existing cluster is joined."""
+    return Path(tempfile.mkdtemp(prefix="tandem-")) if config.ray_address is None else None
+
+
+def open_session(config: ClusterConfig, *, num_cpus: int, temp_dir: Path | None) -> RaySession:
     """Connects to `ray_address`, or starts a private cluster that offers `num_cpus`.
 
-    Blocks for seconds. Raises ConfigError if there is no cluster at the address.
+    `temp_dir` is what `new_temp_dir` returned: known before anything lies in it, so that whoever
+    ends this process meanwhile can clean up. Blocks for seconds. Raises ConfigError if there is no
+    cluster at the address.
     """
     set_usage_stats_enabled_via_env_var(False)
     namespace = f"tandem-{uuid.uuid4().hex[:8]}"
     if config.ray_address is not None:
         return _join(config.ray_address, namespace)
-    return _start(namespace, num_cpus)
+    assert temp_dir is not None
+    return _start(namespace, num_cpus, temp_dir)
 
 
 def _join(address: str, namespace: str) -> RaySession:
@@ -89,8 +97,7 @@ def _check_listening(address: str) -> None:
         raise ConfigError(f"cluster.ray_address = {address!r}: {error}") from None
 
 
-def _start(namespace: str, num_cpus: int) -> RaySession:
-    temp_dir = Path(tempfile.mkdtemp(prefix="tandem-"))
+def _start(namespace: str, num_cpus: int, temp_dir: Path) -> RaySession:
     try:
         ray.init(
             num_cpus=num_cpus,

@@ -49,7 +49,7 @@ async def serve(
     stop_s = config.cluster.stop_timeout_s
     with new_run(root) as directory:
         notes = _Notes(directory, model_name)
-        hooks = ClusterHooks(progress, notes.on_change)
+        hooks = ClusterHooks(progress, notes.on_change, notes.on_temp_dir)
         cluster = RayCluster(config, makers, log_dir=directory.log_dir, hooks=hooks)
         with StopSignals(stop_s + FORCE_MARGIN_S, notes.remove_litter) as signals:
             try:
@@ -68,7 +68,7 @@ async def _run(
     async def whole() -> int:
         await cluster.open()
         signals.take_over()  # Ray's handlers print a trace at every SIGTERM
-        notes.opened(cluster.session.address, cluster.session.temp_dir)
+        notes.opened(cluster.session.address)
         await cluster.start()
         using = _as_coroutine(use(notes.write()))
         return await _first(using, _failed(cluster))
@@ -114,8 +114,12 @@ class _Notes:
         self._temp_dir: Path | None = None
         self._processes: dict[str, Ready] = {}
 
-    def opened(self, ray_address: str, temp_dir: Path | None) -> None:
-        self._ray_address, self._temp_dir = ray_address, temp_dir
+    def on_temp_dir(self, temp_dir: Path | None) -> None:
+        self._temp_dir = temp_dir
+        self.write()
+
+    def opened(self, ray_address: str) -> None:
+        self._ray_address = ray_address
         self.write()
 
     def on_change(self, name: str, ready: Ready | None) -> None:

@@ -32,12 +32,13 @@ def redis_url(redis_binary: redis_server.Binary) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def ray_session() -> Iterator[RaySession]:
     """A private Ray cluster, shared by the session."""
-    from cluster.ray_session import open_session
+    from cluster.ray_session import new_temp_dir, open_session
     from core.config import ClusterConfig
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", fakes_process.IMPORT_PATH)  # actors import stand-ins
-        session = open_session(ClusterConfig(), num_cpus=8)
+        config = ClusterConfig()
+        session = open_session(config, num_cpus=8, temp_dir=new_temp_dir(config))
     try:
         yield session
     finally:

@@ -158,6 +158,18 @@ def test_a_signal_to_the_whole_process_group_leaves_nothing_either(
         assert_nothing_left(run, tmp_path, shared_memory)
 
 
+def test_a_signal_while_ray_starts_leaves_nothing_either(
+    tmp_path: Path, shared_memory: set[str]
+) -> None:
+    with serving(tmp_path, "make_worker") as started:
+        started.wait_for("progress ray starting")
+        run = the_run(tmp_path)
+        os.killpg(started.process.pid, signal.SIGINT)
+        assert started.end() == 0
+        assert "progress prefill-0" not in started.output
+        assert_nothing_left(run, tmp_path, shared_memory)
+
+
 def test_a_start_that_is_refused_names_the_reason_and_leaves_nothing(
     tmp_path: Path, shared_memory: set[str]
 ) -> None:
