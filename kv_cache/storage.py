@@ -1,21 +1,23 @@
 """The tensors behind the block pool: one worker rank's share of the KV.
 
-Storage layout (private to this side)  [layer, k/v, block, kv_head, token, dim]
-Wire layout (agreed between P and D)   [block, layer, k/v, kv_head, token, dim]
+Wire layout (agreed between P and D)  [block, layer, k/v, kv_head, token, dim]
+
+Memory has the same layout, which is private to this side. So a block is one piece: packing copies
+whole pieces, and a pool of huge pages takes memory a few blocks at a time.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
+from tandem_kernels.host_memory import lazy_zeros
 
 from core.errors import ConfigError
 from core.kv_spec import DTYPE_BYTES, KVSpec
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_SAME_SIZE_NUMPY = {4: np.uint32, 2: np.uint16}
 
 
 class KVStorage:
@@ -46,16 +48,18 @@ class KVStorage:
         self.dtype = _DTYPES[spec.dtype]
         self.device = torch.device(device)
         shape = (
+            num_blocks,
             self.num_layers,
             2,
-            num_blocks,
             self.num_kv_heads,
             self.block_size,
             self.head_dim,
         )
-        self.data = _lazy_zeros(shape, self.dtype, self.device)
-        # The same memory, addressed in wire order.
-        self._wire = self.data.permute(2, 0, 1, 3, 4, 5)
+        self._wire = _zeros(shape, self.dtype, self.device)
+        self.data = self._wire.permute(1, 2, 0, 3, 4, 5)
+        """The same memory as [layer, k/v, block, kv_head, token, dim]."""
+        # Made once: a step asks for every layer
+        self._layers = [(self.data[i, 0], self.data[i, 1]) for i in range(self.num_layers)]
 
     @property
     def bytes_per_block(self) -> int:
@@ -70,8 +74,9 @@ class KVStorage:
         )
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of one layer, views of [num_blocks, kv_heads, block_size, head_dim] each."""
-        return self.data[index, 0], self.data[index, 1]
+        """K and V of one layer, views of [num_blocks, kv_heads, block_size, head_dim] each, whose
+        blocks are contiguous but lie apart."""
+        return self._layers[index]
 
     def pack(
         self,
@@ -117,10 +122,8 @@ class KVStorage:
         return torch.tensor(blocks, dtype=torch.int64, device=self.device)
 
 
-def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Zeros; on CPUs without touching the pages, so a pool takes only the memory it has used."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    # torch.zeros writes the memory; numpy asks the kernel for zeroed pages (calloc) instead.
-    words = np.zeros(shape, dtype=_SAME_SIZE_NUMPY[dtype.itemsize])
-    return torch.from_numpy(words).view(dtype)
+    return lazy_zeros(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)

@@ -61,4 +61,6 @@ def _prefill(
 
 def _gather(cache: Tensor, planes: Tensor) -> Tensor:
     """[num_blocks, kv_heads, block_size, d] -> float32 [planes, block_size, d]."""
-    return cache.flatten(0, 1).index_select(0, planes).float()
+    num_kv_heads = cache.shape[1]
+    # Blocks may be apart in memory: to flatten the cache would copy all of it
+    return cache[planes // num_kv_heads, planes % num_kv_heads].float()

@@ -35,8 +35,8 @@ using Bfloat16Words = FloatWords;
 
 extern "C" {
 
-// Caches are contiguous [num_blocks, kv_heads, block_size, d]; q's heads are contiguous, its tokens
-// `q_stride` elements apart; out is contiguous [T, heads, d]. scale > 0.
+// Caches are [num_blocks, kv_heads, block_size, d], each block contiguous; q has contiguous heads,
+// its tokens `q_stride` elements apart; out is contiguous [T, heads, d]. scale > 0.
 void tandem_paged_attention_float32(const tandem::AttentionShape* shape, const float* q,
                                     std::int64_t q_stride, const float* k_cache,
                                     const float* v_cache, float* out, float scale) {

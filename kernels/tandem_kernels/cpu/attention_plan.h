@@ -25,6 +25,7 @@ struct AttentionShape {
   std::int64_t num_kv_heads;
   std::int64_t head_dim;
   std::int64_t block_size;
+  std::int64_t block_stride;  // elements of a cache from one block to the next
 
   std::int64_t group() const { return num_heads / num_kv_heads; }
   // Where query row `row` of sequence `s` stands in its context.

@@ -207,11 +207,11 @@ class AttentionRows {
     for (std::int64_t i = begin; i < end;) {
       const std::int64_t position = tile * kTile + i, block = position / shape_.block_size;
       const std::int64_t block_end = std::min(end, (block + 1) * shape_.block_size - tile * kTile);
-      const std::int64_t plane = table[block] * shape_.num_kv_heads + job.kv_head;
-      std::int64_t slot = plane * shape_.block_size + position - block * shape_.block_size;
-      for (; i < block_end; ++i, ++slot) {
-        rows.keys[i] = tensors_.k_cache + slot * shape_.head_dim;
-        rows.values[i] = tensors_.v_cache + slot * shape_.head_dim;
+      const std::int64_t slot = job.kv_head * shape_.block_size + position % shape_.block_size;
+      std::int64_t row = table[block] * shape_.block_stride + slot * shape_.head_dim;
+      for (; i < block_end; ++i, row += shape_.head_dim) {
+        rows.keys[i] = tensors_.k_cache + row;
+        rows.values[i] = tensors_.v_cache + row;
       }
     }
   }
@@ -221,7 +221,8 @@ class AttentionRows {
     const std::int64_t d = shape_.head_dim;
     std::int64_t later = ahead.span.begin;
     for (std::int64_t i = rows.span.begin; i < rows.span.end; i += kLanes) {
-      for (const std::int64_t end = std::min(later + kLanes, ahead.span.end); later < end; ++later) {
+      const std::int64_t end = std::min(later + kLanes, ahead.span.end);
+      for (; later < end; ++later) {
         prefetch(ahead.keys[later]);
         prefetch(ahead.values[later]);
       }

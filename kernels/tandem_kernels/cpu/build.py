@@ -26,7 +26,7 @@ COMPILERS = ("c++", "g++", "clang++")
 # Contraction is off, because whether a compiler fuses a * b + c depends on the code around it: a
 # row would get other bits in a vector's tail, or in a tile of other height. Kernels fuse by hand
 # (simd.h). No -ffast-math: it reorders sums and assumes away NaN.
-FLAGS = [
+FLAGS = (
     "-std=c++17",
     "-O3",
     "-march=native",
@@ -35,7 +35,7 @@ FLAGS = [
     "-fPIC",
     "-pthread",
     "-Wno-psabi",
-]
+)
 COMPILE_TIMEOUT_S = 300.0
 
 
@@ -45,10 +45,11 @@ class BuildError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Builder:
-    """Where the libraries are kept and which compiler makes them (None: only find)."""
+    """Where the libraries are kept, which compiler makes them (None: only find), and how."""
 
     directory: Path
     compiler: str | None
+    flags: tuple[str, ...] = FLAGS
 
     @staticmethod
     def of_this_machine() -> Builder:
@@ -59,7 +60,7 @@ class Builder:
 
         Raises BuildError without a compiler, if it fails, or if the cache can't be written.
         """
-        folder = self.directory / _digest(*_source_texts(), *FLAGS, cpu_features())
+        folder = self.directory / _digest(*_source_texts(), *self.flags, cpu_features())
         if self.compiler is None:
             return _any_library(folder)
         target = folder / f"{_digest(_run([self.compiler, '--version']))}.so"
@@ -88,7 +89,7 @@ class Builder:
 
     def _command(self, *arguments: str) -> list[str]:
         assert self.compiler is not None
-        return [self.compiler, *FLAGS, *arguments]
+        return [self.compiler, *self.flags, *arguments]
 
 
 def cpu_features() -> str:

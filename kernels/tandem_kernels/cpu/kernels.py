@@ -23,7 +23,7 @@ class CpuKernels:
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
         self._functions = declare(library, CPU_DTYPES[dtype])
         self._linears = LinearPacker(library)
-        self._dtype = dtype
+        self.dtype = dtype
         self._shape: tuple[AttentionMeta, ShapeStruct] | None = None
 
     def pack_linear(
@@ -33,7 +33,7 @@ class CpuKernels:
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         rows, width = x.shape
-        out = torch.empty((rows, width), dtype=self._dtype)
+        out = torch.empty((rows, width), dtype=self.dtype)
         self._functions.rms_norm(
             x.data_ptr(), x.stride(0), weight.data_ptr(), out.data_ptr(), rows, width, eps
         )
@@ -70,7 +70,7 @@ class CpuKernels:
     def write_kv(
         self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor
     ) -> None:
-        assert k_cache.is_contiguous() and v_cache.is_contiguous()
+        block_stride = _block_stride(k_cache, v_cache)
         num_tokens, num_kv_heads, d = k.shape
         self._functions.write_kv(
             k.data_ptr(),
@@ -81,6 +81,7 @@ class CpuKernels:
             k_cache.data_ptr(),
             v_cache.data_ptr(),
             k_cache.shape[2],
+            block_stride,
             slot_mapping.data_ptr(),
             num_tokens,
             d,
@@ -98,7 +99,7 @@ class CpuKernels:
         slot_mapping: Tensor,
     ) -> Tensor:
         """Rotates q in place."""
-        assert k_cache.is_contiguous() and v_cache.is_contiguous()
+        block_stride = _block_stride(k_cache, v_cache)
         num_tokens, num_heads, d = q.shape
         self._functions.rope_write_kv(
             q.data_ptr(),
@@ -114,6 +115,7 @@ class CpuKernels:
             k_cache.data_ptr(),
             v_cache.data_ptr(),
             k_cache.shape[2],
+            block_stride,
             slot_mapping.data_ptr(),
             num_tokens,
             d,
@@ -123,10 +125,9 @@ class CpuKernels:
     def paged_attention(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale: float
     ) -> Tensor:
-        assert k_cache.is_contiguous() and v_cache.is_contiguous()
-        out = torch.empty(q.shape, dtype=self._dtype)
+        out = torch.empty(q.shape, dtype=self.dtype)
         self._functions.paged_attention(
-            self._shape_of(meta, q, k_cache),
+            self._shape_of(meta, q, k_cache, v_cache),
             q.data_ptr(),
             q.stride(0),
             k_cache.data_ptr(),
@@ -139,18 +140,31 @@ class CpuKernels:
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         assert gate_up.is_contiguous()
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-        out = torch.empty((rows, width), dtype=self._dtype)
+        out = torch.empty((rows, width), dtype=self.dtype)
         self._functions.silu_mul(gate_up.data_ptr(), out.data_ptr(), rows, width)
         return out
 
-    def _shape_of(self, meta: AttentionMeta, q: Tensor, k_cache: Tensor) -> ShapeStruct:
-        """The first layer of a step describes the batch for the rest."""
+    def _shape_of(
+        self, meta: AttentionMeta, q: Tensor, k_cache: Tensor, v_cache: Tensor
+    ) -> ShapeStruct:
+        """The first layer of a step describes batch and caches for the rest."""
         if self._shape is None or self._shape[0] is not meta:
-            self._shape = (meta, _shape(meta, q.shape[1], k_cache.shape))
+            block_stride = _block_stride(k_cache, v_cache)
+            self._shape = (meta, _shape(meta, q.shape[1], k_cache.shape, block_stride))
         return self._shape[1]
 
 
-def _shape(meta: AttentionMeta, num_heads: int, cache_shape: torch.Size) -> ShapeStruct:
+def _block_stride(k_cache: Tensor, v_cache: Tensor) -> int:
+    """Elements from one block to the next; within a block, caches are contiguous."""
+    strides = k_cache.stride()
+    assert strides == v_cache.stride()
+    assert strides[1:] == (k_cache.shape[2] * k_cache.shape[3], k_cache.shape[3], 1)
+    return strides[0]
+
+
+def _shape(
+    meta: AttentionMeta, num_heads: int, cache_shape: torch.Size, block_stride: int
+) -> ShapeStruct:
     _, num_kv_heads, block_size, head_dim = cache_shape
     for tensor in (meta.query_starts, meta.context_lens, meta.block_tables):
         assert tensor.dtype == torch.int32 and tensor.is_contiguous()
@@ -165,4 +179,5 @@ def _shape(meta: AttentionMeta, num_heads: int, cache_shape: torch.Size) -> Shap
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         block_size=block_size,
+        block_stride=block_stride,
     )

@@ -40,15 +40,16 @@ struct Heads {
   }
 };
 
-// [num_blocks, kv_heads, block_size, d], addressed by slot.
+// [num_blocks, kv_heads, block_size, d], addressed by slot; each block is contiguous.
 template <class T>
 struct Cache {
   T* data;
   std::int64_t block_size;
+  std::int64_t block_stride;
 
-  T* row(std::int64_t slot, std::int64_t head, std::int64_t num_heads, std::int64_t d) const {
+  T* row(std::int64_t slot, std::int64_t head, std::int64_t d) const {
     const std::int64_t block = slot / block_size, offset = slot % block_size;
-    return data + ((block * num_heads + head) * block_size + offset) * d;
+    return data + block * block_stride + (head * block_size + offset) * d;
   }
 };
 
@@ -73,8 +74,8 @@ void write_kv(const Heads<const T>& k, const Heads<const T>& v, const Cache<T>& 
   const std::size_t row_bytes = static_cast<std::size_t>(d) * sizeof(T);
   for (std::int64_t t = 0; t < num_tokens; ++t) {
     for (std::int64_t h = 0; h < k.number; ++h) {
-      std::memcpy(k_cache.row(slots[t], h, k.number, d), k.row(t, h, d), row_bytes);
-      std::memcpy(v_cache.row(slots[t], h, k.number, d), v.row(t, h, d), row_bytes);
+      std::memcpy(k_cache.row(slots[t], h, d), k.row(t, h, d), row_bytes);
+      std::memcpy(v_cache.row(slots[t], h, d), v.row(t, h, d), row_bytes);
     }
   }
 }
@@ -95,8 +96,8 @@ void rope_write_kv(const Heads<T>& q, const Heads<const T>& k, const Heads<const
         rotate(q.row(t, h, d), cos, sin, q.row(t, h, d), d / 2);
       }
       for (std::int64_t h = 0; h < k.number; ++h) {
-        rotate(k.row(t, h, d), cos, sin, k_cache.row(slots[t], h, k.number, d), d / 2);
-        std::memcpy(v_cache.row(slots[t], h, k.number, d), v.row(t, h, d), row_bytes);
+        rotate(k.row(t, h, d), cos, sin, k_cache.row(slots[t], h, d), d / 2);
+        std::memcpy(v_cache.row(slots[t], h, d), v.row(t, h, d), row_bytes);
       }
     }
   });
@@ -105,28 +106,32 @@ void rope_write_kv(const Heads<T>& q, const Heads<const T>& k, const Heads<const
 }  // namespace
 }  // namespace tandem
 
-// Strides count elements from one token to the next. cos_sin is float32 [positions, d].
+// Strides count elements, from one token or block to the next. cos_sin is float32 [positions, d].
 #define TANDEM_ROPE(SUFFIX, T)                                                                     \
   void tandem_rope_##SUFFIX(T* x, std::int64_t stride, std::int64_t num_heads,                     \
                             const std::int64_t* positions, const float* cos_sin,                   \
                             std::int64_t num_tokens, std::int64_t d) {                             \
     tandem::rope<T>({x, stride, num_heads}, positions, cos_sin, num_tokens, d);                    \
   }                                                                                                \
-  void tandem_write_kv_##SUFFIX(const T* k, std::int64_t k_stride, const T* v,                     \
-                                std::int64_t v_stride, std::int64_t num_kv_heads, T* k_cache,      \
-                                T* v_cache, std::int64_t block_size, const std::int64_t* slots,    \
-                                std::int64_t num_tokens, std::int64_t d) {                         \
+  void tandem_write_kv_##SUFFIX(                                                                   \
+      const T* k, std::int64_t k_stride, const T* v, std::int64_t v_stride,                        \
+      std::int64_t num_kv_heads, T* k_cache, T* v_cache, std::int64_t block_size,                  \
+      std::int64_t block_stride, const std::int64_t* slots, std::int64_t num_tokens,               \
+      std::int64_t d) {                                                                            \
     tandem::write_kv<T>({k, k_stride, num_kv_heads}, {v, v_stride, num_kv_heads},                  \
-                        {k_cache, block_size}, {v_cache, block_size}, slots, num_tokens, d);       \
+                        {k_cache, block_size, block_stride}, {v_cache, block_size, block_stride},  \
+                        slots, num_tokens, d);                                                     \
   }                                                                                                \
   void tandem_rope_write_kv_##SUFFIX(                                                              \
       T* q, std::int64_t q_stride, std::int64_t num_heads, const T* k, std::int64_t k_stride,      \
       const T* v, std::int64_t v_stride, std::int64_t num_kv_heads, const std::int64_t* positions, \
       const float* cos_sin, T* k_cache, T* v_cache, std::int64_t block_size,                       \
-      const std::int64_t* slots, std::int64_t num_tokens, std::int64_t d) {                        \
+      std::int64_t block_stride, const std::int64_t* slots, std::int64_t num_tokens,               \
+      std::int64_t d) {                                                                            \
     tandem::rope_write_kv<T>({q, q_stride, num_heads}, {k, k_stride, num_kv_heads},                \
                              {v, v_stride, num_kv_heads}, positions, cos_sin,                      \
-                             {k_cache, block_size}, {v_cache, block_size}, slots, num_tokens, d);  \
+                             {k_cache, block_size, block_stride},                                  \
+                             {v_cache, block_size, block_stride}, slots, num_tokens, d);           \
   }
 
 extern "C" {

@@ -34,7 +34,9 @@ class Scratch {
 
  private:
   static constexpr std::size_t kAlignment = 64;
-  static std::size_t padded(std::size_t size) { return (size + kAlignment - 1) & ~(kAlignment - 1); }
+  static std::size_t padded(std::size_t size) {
+    return (size + kAlignment - 1) / kAlignment * kAlignment;
+  }
 
   struct Free {
     void operator()(std::byte* memory) const { std::free(memory); }

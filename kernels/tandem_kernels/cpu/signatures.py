@@ -23,6 +23,7 @@ class ShapeStruct(ctypes.Structure):
         ("num_kv_heads", _N),
         ("head_dim", _N),
         ("block_size", _N),
+        ("block_stride", _N),
     )
 
 
@@ -31,8 +32,8 @@ _ARGUMENTS = {
     "add_rms_norm": (_P, _P, _P, _N, _N, _F),
     "silu_mul": (_P, _P, _N, _N),
     "rope": (_P, _N, _N, _P, _P, _N, _N),
-    "write_kv": (_P, _N, _P, _N, _N, _P, _P, _N, _P, _N, _N),
-    "rope_write_kv": (_P, _N, _N, _P, _N, _P, _N, _N, _P, _P, _P, _P, _N, _P, _N, _N),
+    "write_kv": (_P, _N, _P, _N, _N, _P, _P, _N, _N, _P, _N, _N),
+    "rope_write_kv": (_P, _N, _N, _P, _N, _P, _N, _N, _P, _P, _P, _P, _N, _N, _P, _N, _N),
     "paged_attention": (ctypes.POINTER(ShapeStruct), _P, _N, _P, _P, _P, _F),
 }
 

@@ -65,12 +65,17 @@ inline Floats load(const Bfloat16* from) {
 
 inline void store(float* to, Floats values) { std::memcpy(to, &values, sizeof values); }
 
-// Rounds to nearest, ties to even; NaN stays NaN.
+// Rounds to nearest, ties to even; NaN stays NaN. What is too small for an exponent of its own may
+// become 0.
 inline void store(Bfloat16* to, Floats values) {
+#if defined(TANDEM_AVX512) && defined(__AVX512BF16__)
+  const __m256bh halves = _mm512_cvtneps_pbh(values);
+#else
   const Words bits = bit_cast<Words>(values);
   const Words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   const Words kept = values == values ? rounded : (bits >> 16) | 0x40;
   const Halves halves = __builtin_convertvector(kept, Halves);
+#endif
   std::memcpy(to, &halves, sizeof halves);
 }
 

@@ -6,10 +6,10 @@ A decode step reads all weights once, far more than the TLB covers in pages of 4
 
 from __future__ import annotations
 
-import mmap
-
 import torch
 from torch import Tensor
+
+from tandem_kernels.host_memory import lazy_zeros
 
 CHUNK_BYTES = 64 * 2**20
 _ALIGNMENT = 64
@@ -25,16 +25,8 @@ class WeightArena:
     def allocate(self, size_bytes: int) -> Tensor:
         """Zeroed memory, uint8 [size_bytes], aligned for vectors."""
         if self._used_bytes + size_bytes > len(self._chunk):
-            self._chunk = _chunk(max(size_bytes, CHUNK_BYTES))
+            self._chunk = lazy_zeros(max(size_bytes, CHUNK_BYTES))
             self._used_bytes = 0
         piece = self._chunk[self._used_bytes : self._used_bytes + size_bytes]
         self._used_bytes += -(-size_bytes // _ALIGNMENT) * _ALIGNMENT
         return piece
-
-
-def _chunk(size_bytes: int) -> Tensor:
-    # Private: shared anonymous memory gets no huge pages. What is never touched takes no memory
-    memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.uint8)

@@ -1,0 +1,73 @@
+"""The same sources for CPUs with less than this one has: they compile, and keep every promise."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+
+import pytest
+import torch
+from fakes_paged_batch import PagedSequences
+from tandem_kernels.cpu.build import FLAGS, Builder, cpu_features
+from tandem_kernels.cpu.kernels import CpuKernels
+from tandem_kernels.cpu.library import load_library
+from tandem_kernels.reference import ReferenceKernels
+
+# Whatever the compiler assumes by default runs everywhere: on x86-64 no more than SSE2
+TARGETS = ["default", *(["-march=x86-64-v3"] if " avx2 " in cpu_features() else [])]
+TWIN = ReferenceKernels()
+
+
+@pytest.fixture(scope="module", params=TARGETS)
+def library(request: pytest.FixtureRequest) -> ctypes.CDLL:
+    kept = tuple(flag for flag in FLAGS if not flag.startswith("-march"))
+    target = () if request.param == "default" else (request.param,)
+    library = load_library(dataclasses.replace(Builder.of_this_machine(), flags=(*kept, *target)))
+    assert library is not None
+    return library
+
+
+@pytest.fixture(params=[torch.float32, torch.bfloat16])
+def kernels(library: ctypes.CDLL, request: pytest.FixtureRequest) -> CpuKernels:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    return CpuKernels(library, request.param)
+
+
+def assert_close(out: torch.Tensor, expected: torch.Tensor) -> None:
+    tolerance = 3e-6 if out.dtype == torch.float32 else 2**-7
+    torch.testing.assert_close(out.float(), expected, atol=tolerance, rtol=tolerance)
+
+
+def test_rows_equal_their_twins(kernels: CpuKernels) -> None:
+    x, weight = torch.randn(3, 100).to(kernels.dtype), torch.randn(100).to(kernels.dtype)
+    normed = TWIN.rms_norm(x.float(), weight.float(), 1e-5)
+    assert_close(kernels.rms_norm(x, weight, 1e-5), normed)
+    assert_close(kernels.silu_mul(x * 5), TWIN.silu_mul((x * 5).float()))
+    rows = torch.randn(4, 100).to(kernels.dtype)
+    matrix = torch.randn(30, 100).to(kernels.dtype)
+    product = kernels.pack_linear(matrix, None)(rows)
+    torch.testing.assert_close(
+        product.float(), rows.float() @ matrix.float().T, atol=2e-2, rtol=2**-7
+    )
+
+
+@pytest.mark.parametrize(("d", "window"), [(64, None), (20, 77)])
+def test_attention_equals_its_twin_and_itself_cut(
+    kernels: CpuKernels, d: int, window: int | None
+) -> None:
+    sequences = PagedSequences(num_blocks=100, block_size=16, window=window)
+    sequences.step([("a", 300)])
+    _, meta = sequences.step([("a", 1), ("b", 290)])
+    k, v = torch.randn(2, 100, 2, 16, d).to(kernels.dtype)
+    q = torch.randn(291, 6, d).to(kernels.dtype)
+    out = kernels.paged_attention(q, k, v, meta, d**-0.5)
+    assert_close(out, TWIN.paged_attention(q.float(), k.float(), v.float(), meta, d**-0.5))
+    last = dataclasses.replace(
+        meta,
+        query_starts=torch.tensor([0, 7], dtype=torch.int32),
+        context_lens=meta.context_lens[1:],
+        block_tables=meta.block_tables[1:],
+        num_decode=0,
+    )
+    assert torch.equal(kernels.paged_attention(q[-7:], k, v, last, d**-0.5), out[-7:])
