@@ -1,54 +1,41 @@
-// Tiles for any CPU: vectors of 8 floats, which compilers turn into AVX, SSE or NEON registers.
-#include <cstring>
+// Tiles for any CPU, in the vectors of simd.h.
+#include <algorithm>
 
-#include "bfloat16.h"
 #include "linear_tile.h"
-
-#if defined(__AVX2__) && defined(__FMA__)
-#include <immintrin.h>
-#endif
+#include "simd.h"
 
 namespace tandem {
 namespace {
 
-using Floats = float __attribute__((vector_size(32)));
-using Words = std::uint32_t __attribute__((vector_size(32)));
-constexpr int kWidth = 8;
-constexpr int kVectors = kPanelColumns / kWidth;
+constexpr int kVectors = kPanelColumns / kLanes;
+// Rows at a time: with 16 registers, 8 sums leave room for weights and activations.
+constexpr int kRowsAtOnce = 2;
 
-Floats fused(Floats a, Floats b, Floats sum) {
-#if defined(__AVX2__) && defined(__FMA__)
-  return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
-#else
-  return a * b + sum;
-#endif
-}
-
-Words spread(std::uint32_t word) { return Words{} + word; }
+Floats spread(std::uint32_t word) { return bit_cast<Floats>(Words{} + word); }
 
 struct Float32Lane {
   static Floats multiply_add(Floats sum, Words weight, std::uint32_t x) {
-    return fused((Floats)weight, (Floats)spread(x), sum);
+    return fused(bit_cast<Floats>(weight), spread(x), sum);
   }
 };
 
 // The lower half of a lane is the earlier element of K.
 struct BFloat16Lane {
   static Floats multiply_add(Floats sum, Words weight, std::uint32_t x) {
-    sum = fused((Floats)(weight << 16), (Floats)spread(x << 16), sum);
-    return fused((Floats)(weight & 0xffff0000u), (Floats)spread(x & 0xffff0000u), sum);
+    sum = fused(bit_cast<Floats>(weight << 16), spread(x << 16), sum);
+    return fused(bit_cast<Floats>(weight & 0xffff0000u), spread(x & 0xffff0000u), sum);
   }
 };
 
-void store(const Tile& tile, std::int64_t row, const float* sums) {
-  const std::int64_t first = row * tile.y_stride;
-  for (std::int64_t c = 0; c < tile.columns; ++c) {
-    const float value = tile.bias == nullptr ? sums[c] : sums[c] + tile.bias[c];
-    if (tile.y_type == ElementType::kFloat32) {
-      static_cast<float*>(tile.y)[first + c] = value;
-    } else {
-      static_cast<std::uint16_t*>(tile.y)[first + c] = bfloat16_from_float(value);
-    }
+void store_sum(const Tile& tile, std::int64_t row, std::int64_t column, Floats sum) {
+  const std::int64_t count = std::min<std::int64_t>(tile.columns - column, kLanes);
+  if (count <= 0) return;
+  if (tile.bias != nullptr) sum += load_some(tile.bias + column, count);
+  const std::int64_t at = row * tile.y_stride + column;
+  if (tile.y_type == ElementType::kFloat32) {
+    store_some(static_cast<float*>(tile.y) + at, sum, count);
+  } else {
+    store_some(static_cast<Bfloat16*>(tile.y) + at, sum, count);
   }
 }
 
@@ -58,10 +45,10 @@ void multiply_rows(const Tile& tile, std::int64_t first_row) {
   const std::uint32_t* x = tile.x + first_row;
   const std::uint32_t* weight = tile.weight;
   for (std::int64_t lane = 0; lane < tile.lanes; ++lane, x += tile.rows, weight += kPanelColumns) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
       Words words;
-      std::memcpy(&words, weight + v * kWidth, sizeof words);
+      std::memcpy(&words, weight + v * kLanes, sizeof words);
 #pragma GCC unroll 2
       for (int r = 0; r < kRows; ++r) {
         sums[r][v] = Lane::multiply_add(sums[r][v], words, x[r]);
@@ -69,15 +56,17 @@ void multiply_rows(const Tile& tile, std::int64_t first_row) {
     }
   }
   for (int r = 0; r < kRows; ++r) {
-    store(tile, first_row + r, reinterpret_cast<const float*>(sums[r]));
+    for (int v = 0; v < kVectors; ++v) store_sum(tile, first_row + r, v * kLanes, sums[r][v]);
   }
 }
 
 template <typename Lane>
 void multiply_tile(const Tile& tile) {
   std::int64_t row = 0;
-  for (; row + 2 <= tile.rows; row += 2) multiply_rows<Lane, 2>(tile, row);
-  if (row < tile.rows) multiply_rows<Lane, 1>(tile, row);
+  for (; row + kRowsAtOnce <= tile.rows; row += kRowsAtOnce) {
+    multiply_rows<Lane, kRowsAtOnce>(tile, row);
+  }
+  for (; row < tile.rows; ++row) multiply_rows<Lane, 1>(tile, row);
 }
 
 }  // namespace
