@@ -31,6 +31,9 @@ from engine.step_loop import StepLoop
 from kv_cache.block_pool import BlockPool
 from protos import codec, worker_pb2, worker_pb2_grpc
 
+_AUDIT_TIMEOUT_S = 10.0
+"""Longest wait for the pause between two steps in which the pool is looked at."""
+
 SessionContext: TypeAlias = (
     "grpc.aio.ServicerContext[worker_pb2.SessionRequest, worker_pb2.SessionEvent]"
 )
@@ -154,7 +157,13 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         done: asyncio.Future[worker_pb2.AuditKvReply] = asyncio.get_running_loop().create_future()
         loop = asyncio.get_running_loop()
         self._step_loop.call(lambda: loop.call_soon_threadsafe(_resolve, done, audit(self._pool)))
-        return await asyncio.wait_for(done, context.time_remaining())
+        timeout_s = min(context.time_remaining() or _AUDIT_TIMEOUT_S, _AUDIT_TIMEOUT_S)
+        try:
+            return await asyncio.wait_for(done, timeout_s)
+        except TimeoutError:
+            message = f"no step ended within {timeout_s:g} s: the step loop is stuck or dead"
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, message)
+            raise AssertionError("abort raises") from None
 
     async def _read(
         self, session: RouterSession, requests: AsyncIterator[worker_pb2.SessionRequest]
