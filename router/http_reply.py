@@ -3,6 +3,7 @@
     work until its first result or its error       nothing sent yet
     -> error: a whole answer with its status       -> result: 200 and what there is
     an error later: one error event, the end       client gone at any time: the work is cancelled
+    client connected but not reading: as if gone
 
 Cancelling the work closes its generators, which cancels both legs on the workers.
 """
@@ -10,22 +11,39 @@ Cancelling the work closes its generators, which cancels both legs on the worker
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from typing import Any
 
 from fastapi import Response
 from fastapi.responses import JSONResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from core.errors import TandemError
 from router.http_errors import error_event, error_response
+
+log = logging.getLogger(__name__)
+
+SEND_TIMEOUT_S = 60.0
+"""For a client to make room for more: its request holds a place in the house until then."""
+
+
+class StalledClientError(Exception):
+    """A client that doesn't take its answer."""
 
 
 class StreamReply(Response):
     """Server-sent events. `frames` yields whole `data: ...` events, ready to be sent."""
 
-    def __init__(self, frames: AsyncGenerator[bytes, None], headers: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        frames: AsyncGenerator[bytes, None],
+        headers: Mapping[str, str],
+        *,
+        send_timeout_s: float = SEND_TIMEOUT_S,
+    ) -> None:
         super().__init__(
             headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers},
             media_type="text/event-stream",
@@ -33,10 +51,13 @@ class StreamReply(Response):
         # The length is not known; without this header the server sends chunks.
         del self.headers["content-length"]
         self._frames = frames
+        self._send_timeout_s = send_timeout_s
         self._error_headers = dict(headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await until_disconnect(receive, self._run(scope, receive, send))
+        in_time = send_in_time(send, self._send_timeout_s)
+        with contextlib.suppress(StalledClientError):
+            await until_disconnect(receive, self._run(scope, receive, in_time))
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._frames) as frames:
@@ -80,6 +101,20 @@ class PlainReply(Response):
         except TandemError as error:
             response = error_response(error, self._plain_headers)
         await response(scope, receive, send)
+
+
+def send_in_time(send: Send, timeout_s: float) -> Send:
+    """`send`, but a client that doesn't read for so long is given up with StalledClientError."""
+
+    async def send_or_give_up(message: Message) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await send(message)
+        except TimeoutError:
+            log.info("a client has not read for %g s: its answer ends here", timeout_s)
+            raise StalledClientError from None
+
+    return send_or_give_up
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
