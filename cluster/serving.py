@@ -17,6 +17,7 @@ from typing import Any
 
 from cluster import litter
 from cluster.plan import check_startable
+from cluster.ports import check_ports
 from cluster.ray_cluster import ClusterHooks, RayCluster, StartProgress
 from cluster.run_record import Run, RunDirectory, new_run
 from cluster.shell import Makers, Ready
@@ -44,6 +45,7 @@ async def serve(
     Call in the main thread. Returns the exit status. Raises TandemError if something won't start.
     """
     check_startable(config)
+    check_ports(config.router)
     root = run_dir(config.cluster)
     litter.sweep(root)
     stop_s = config.cluster.stop_timeout_s

@@ -90,8 +90,10 @@ class GrpcServer:
         reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), server)
         try:
             port: int = server.add_insecure_port(self._address)
-        except RuntimeError as error:
-            raise ConfigError(f"cannot serve gRPC on {self._address}: {error}") from None
+        except RuntimeError:  # its text only says how to make the library log more
+            raise ConfigError(
+                f"cannot serve gRPC on {self._address}: the address is taken or not ours"
+            ) from None
         await server.start()
         self._server = server
         for name in ("", SERVICE):
