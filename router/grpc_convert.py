@@ -7,7 +7,7 @@ from core.request import TokenLogprobs
 from protos import inference_pb2 as pb
 from router.choice import Delta
 from router.generation import Generation
-from router.request_spec import ChatPrompt, RequestSpec
+from router.request_spec import ChatPrompt, RequestSpec, chat_message
 
 
 def spec_of(request: pb.CompleteRequest, *, timeout_s: float | None) -> RequestSpec:
@@ -60,8 +60,7 @@ def _prompt_of(request: pb.CompleteRequest) -> ChatPrompt | str | tuple[int, ...
 
 
 def _message_of(message: pb.ChatMessage) -> dict[str, object]:
-    fields: dict[str, object] = {"role": message.role, "content": message.content}
-    return fields | {"name": message.name} if message.name else fields
+    return chat_message(message.role, message.content, message.name or None)
 
 
 def delta_to_wire(delta: Delta) -> pb.CompleteEvent:

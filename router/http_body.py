@@ -25,6 +25,13 @@ class BodyTooLargeError(BadRequestError):
 BODY_TIMEOUT_S = 30.0
 """For a client to send its body: enough for the largest one on a slow line."""
 
+SHAPES = {
+    "content": "a string or a list of text parts",
+    "prompt": "a string, a list of strings, token ids, or lists of token ids",
+    "stop": "a string or a list of strings",
+}
+"""What fields that allow several types may be: the validator would name only one of them."""
+
 
 async def read_body(request: Request, kind: type[B], *, max_body_bytes: int) -> B:
     """The validated body.
@@ -93,7 +100,9 @@ def _explained(error: ValidationError) -> BadRequestError:
         return BadRequestError(
             f"'{param}' is required", param=param, code="missing_required_parameter"
         )
-    return BadRequestError(f"'{param}': {fault['msg']}", param=param, code="invalid_type")
+    shape = SHAPES.get(param.rpartition(".")[2]) if kind.endswith("_type") else None
+    what = f"'{param}' must be {shape}" if shape else f"'{param}': {fault['msg']}"
+    return BadRequestError(what, param=param, code="invalid_type")
 
 
 def _field(location: Sequence[int | str]) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from core.errors import BadRequestError
-from router.request_spec import ChatPrompt, RequestSpec
+from router.request_spec import MAX_MESSAGES, ChatPrompt, RequestSpec, chat_message
 
 MAX_PROMPTS = 128
 """Prompts of one completion request."""
@@ -135,16 +135,13 @@ class ChatMessage(_Strict):
         """As templates know it; parts become lines of one text."""
         content = self.content
         text = content if isinstance(content, str) else "\n".join(part.text for part in content)
-        # OpenAI's newer name for the same thing; templates were trained on the older.
-        role = "system" if self.role == "developer" else self.role
-        message: dict[str, object] = {"role": role, "content": text}
-        return message if self.name is None else message | {"name": self.name}
+        return chat_message(self.role, text, self.name)
 
 
 class ChatBody(_Body):
     """POST /v1/chat/completions."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None

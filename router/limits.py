@@ -5,11 +5,15 @@ from __future__ import annotations
 from core.errors import BadRequestError, ContextLengthError, ModelNotFoundError
 from router.request_spec import RequestSpec
 
+MAX_SHOWN_CHARACTERS = 128
+"""Of a client's own text in a message: gRPC refuses to carry long ones."""
+
 
 def check_model(asked: str, served: str) -> None:
     """Raises ModelNotFoundError unless the asked model is the served one."""
     if asked != served:
-        raise ModelNotFoundError(f"the model '{asked}' is not served here", param="model")
+        shown = asked[:MAX_SHOWN_CHARACTERS]
+        raise ModelNotFoundError(f"the model '{shown}' is not served here", param="model")
 
 
 def check_token_ids(spec: RequestSpec, prompt: tuple[int, ...], vocab_size: int) -> None:

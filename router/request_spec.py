@@ -11,6 +11,7 @@ from typing import Literal
 
 from core.errors import BadRequestError
 
+MAX_MESSAGES = 4096
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 """OpenAI's limit for `top_logprobs`."""
@@ -22,6 +23,7 @@ MAX_LOGIT_BIAS = 1024
 MAX_SALT_LENGTH = 256
 MAX_PRIORITY = 2**31 - 1
 SEED_RANGE = 2**63
+ROLES = ("system", "developer", "user", "assistant")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,24 @@ class ChatPrompt:
     """Messages for the model's chat template."""
 
     messages: tuple[Mapping[str, object], ...]
+
+    def __post_init__(self) -> None:
+        """Raises BadRequestError for more messages than any prompt could hold."""
+        _at_most("messages", self.messages, MAX_MESSAGES, "entries")
+
+
+def chat_message(role: str, content: str, name: str | None = None) -> dict[str, object]:
+    """A message as templates know it. Raises BadRequestError for a role that they don't."""
+    if role not in ROLES:
+        raise BadRequestError(
+            f"the role '{role[:32]}' is none of {', '.join(ROLES)}", param="messages"
+        )
+    # OpenAI's newer name for the same thing; templates were trained on the older.
+    message: dict[str, object] = {
+        "role": "system" if role == "developer" else role,
+        "content": content,
+    }
+    return message if name is None else message | {"name": name}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,11 +127,16 @@ def _between(name: str, value: float, low: float, high: float, *, above: bool = 
     """`above`: the lower limit itself is not allowed. NaN and infinities are never between."""
     if low <= value <= high and not (above and value == low):
         return
-    shown = value if abs(value) < 2**64 else "far too large"
-    lower = f"above {low:g}" if above else f"at least {low:g}"
+    lower = f"above {_shown(low)}" if above else f"at least {_shown(low)}"
     raise BadRequestError(
-        f"{name} is {shown}, but must be {lower} and at most {high:g}", param=name
+        f"{name} is {_shown(value)}, but must be {lower} and at most {_shown(high)}", param=name
     )
+
+
+def _shown(value: float) -> str:
+    if isinstance(value, int):
+        return str(value) if abs(value) < 2**64 else "far too large"
+    return f"{value:g}"
 
 
 def _at_most(name: str, items: Sequence[object], limit: int, what: str) -> None:

@@ -70,7 +70,12 @@ class RouterServer:
             self.metrics.leg_ended,
         )
         self.metrics.watch_workers(self.fleet.loads)
-        self._texts = Texts(tokenizer, chat_template, num_threads=router.tokenizer_threads)
+        self._texts = Texts(
+            tokenizer,
+            chat_template,
+            num_threads=router.tokenizer_threads,
+            max_model_len=_max_model_len(config, card),
+        )
         self._door = Door(
             fleet=self.fleet,
             texts=self._texts,
@@ -149,11 +154,15 @@ def _policy_settings(config: Config) -> PolicySettings:
     )
 
 
+def _max_model_len(config: Config, card: ModelCard) -> int:
+    return config.model.max_model_len or card.max_model_len
+
+
 def _door_settings(config: Config, card: ModelCard) -> DoorSettings:
     router = config.router
     return DoorSettings(
         model=config.model.served_model_name or card.name,
-        max_model_len=config.model.max_model_len or card.max_model_len,
+        max_model_len=_max_model_len(config, card),
         vocab_size=card.vocab_size,
         request_timeout_s=router.request_timeout_s,
         log_prompts=router.log_prompts,

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from core.errors import ContextLengthError
 from router.choice import Choice
 from router.request_spec import ChatPrompt
 from text.chat_template import ChatTemplate
@@ -18,17 +19,32 @@ INLINE_CHARACTERS = 1_000
 back (0.1-0.2 ms on a busy machine), so threads would only add to the time to the first token.
 Detokenising is always done inline: 3 us a token."""
 
+MESSAGE_CHARACTERS = 32
+"""What a template writes around each message, more or less."""
+
 
 class Texts:
     """The model's tokenizer and template with threads to run them in. Close it when done."""
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, *, num_threads: int) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        *,
+        num_threads: int,
+        max_model_len: int,
+    ) -> None:
         self.tokenizer = tokenizer
         self._template = template
+        self._max_model_len = max_model_len
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenize")
 
     async def encode(self, prompt: ChatPrompt | str | tuple[int, ...]) -> tuple[int, ...]:
-        """Token ids of a prompt. Raises BadRequestError for what can't be rendered or encoded."""
+        """Token ids of a prompt.
+
+        Raises BadRequestError for what can't be rendered or encoded, ContextLengthError for a text
+        that is too long for the model however it is encoded: 16 MB would take 15 s.
+        """
         if isinstance(prompt, tuple):
             return prompt
         if _num_characters(prompt) <= INLINE_CHARACTERS:
@@ -48,11 +64,23 @@ class Texts:
     def _encode(self, prompt: ChatPrompt | str) -> tuple[int, ...]:
         if isinstance(prompt, ChatPrompt):
             rendered = self._template.render(prompt.messages)
+            self._check_length(rendered, "messages")
             return tuple(self.tokenizer.encode(rendered, add_special_tokens=False))
+        self._check_length(prompt, "prompt")
         return tuple(self.tokenizer.encode(prompt, add_special_tokens=True))
+
+    def _check_length(self, text: str, param: str) -> None:
+        most = self._max_model_len * self.tokenizer.max_token_characters
+        if len(text) > most:
+            raise ContextLengthError(
+                f"the model's limit is {self._max_model_len} tokens, which are {most} characters "
+                f"at the very most; the prompt has {len(text)} characters",
+                param=param,
+            )
 
 
 def _num_characters(prompt: ChatPrompt | str) -> int:
     if isinstance(prompt, str):
         return len(prompt)
-    return sum(len(str(message.get("content", ""))) for message in prompt.messages)
+    texts = (str(message.get("content", "")) for message in prompt.messages)
+    return sum(len(text) + MESSAGE_CHARACTERS for text in texts)

@@ -38,6 +38,9 @@ class Tokenizer:
         self.spelling: TokenSpelling = spelling_of(str(card.source.path), decoder)
         self.bos_token_id = card.bos_token_id
         self.eos_token_ids = card.eos_token_ids
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        self.max_token_characters = max(map(len, vocabulary), default=1)
+        """No token stands for more characters: no spelling of a token is shorter than its text."""
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
         added = backend.get_added_tokens_decoder()
         self.special_token_ids = frozenset(i for i, token in added.items() if token.special)

@@ -102,6 +102,13 @@ def test_a_chat_is_rendered_like_over_http(texts: Texts) -> None:
     ("fields", "status", "code", "param"),
     [
         ({"model": "x"}, grpc.StatusCode.NOT_FOUND, "model_not_found", "model"),
+        ({"model": "x" * 100_000}, grpc.StatusCode.NOT_FOUND, "model_not_found", "model"),
+        (
+            {"chat": pb.Chat(messages=[pb.ChatMessage(role="tool", content="x")])},
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "invalid_request",
+            "messages",
+        ),
         ({"n": 0}, grpc.StatusCode.INVALID_ARGUMENT, "invalid_request", "n"),
         ({"token_ids": None}, grpc.StatusCode.INVALID_ARGUMENT, "invalid_request", "prompt"),
         (

@@ -1,0 +1,65 @@
+"""Texts that can't fit the model are refused for what they are, not after they were tokenised."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from fakes_house import MODEL, Texts, house
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.errors import ContextLengthError
+from router.request_spec import MAX_MESSAGES, ChatPrompt
+from router.texts import Texts as RouterTexts
+
+MAX_MODEL_LEN = 3
+
+
+def router_texts(texts: Texts) -> RouterTexts:
+    return RouterTexts(texts.tokenizer, texts.template, num_threads=1, max_model_len=MAX_MODEL_LEN)
+
+
+@given(st.text(st.characters(codec="utf-8"), min_size=1) | st.text("a #=\n", min_size=200))
+def test_no_text_has_fewer_tokens_than_the_limit_assumes(texts: Texts, text: str) -> None:
+    num_tokens = len(texts.tokenizer.encode(text))
+    assert len(text) <= num_tokens * texts.tokenizer.max_token_characters
+
+
+def test_a_text_beyond_any_encoding_is_refused(texts: Texts) -> None:
+    longest = MAX_MODEL_LEN * texts.tokenizer.max_token_characters
+    encode = router_texts(texts).encode
+    assert asyncio.run(encode("a" * longest))
+    with pytest.raises(ContextLengthError) as caught:
+        asyncio.run(encode("a" * (longest + 1)))
+    assert caught.value.param == "prompt"
+    with pytest.raises(ContextLengthError) as caught:
+        asyncio.run(encode(ChatPrompt(({"role": "user", "content": "a" * longest},))))
+    assert caught.value.param == "messages"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        (
+            {"messages": [{"role": "user", "content": " " * 2_000_000}]},
+            "messages",
+            "context_length_exceeded",
+        ),
+        (
+            {"messages": [{"role": "user", "content": ""}] * (MAX_MESSAGES + 1)},
+            "messages",
+            "invalid_type",
+        ),
+    ],
+)
+def test_clients_hear_a_400(texts: Texts, fields: dict[str, Any], param: str, code: str) -> None:
+    async def run() -> None:
+        async with house(texts, ready=False) as h:
+            reply = await h.http.post("/v1/chat/completions", json={"model": MODEL, **fields})
+            assert reply.status_code == 400
+            error = reply.json()["error"]
+            assert (error["param"], error["code"]) == (param, code)
+
+    asyncio.run(run())
