@@ -119,7 +119,7 @@ class RayCluster:
 
     async def _start(self, keeper: Supervisor) -> Ready:
         ready = await keeper.start(lambda line: self._hooks.progress(keeper.name, line))
-        self._hooks.progress(keeper.name, "ready")
+        self._hooks.progress(keeper.name, f"ready at {ready.address}")
         return ready
 
     def _supervise_worker(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import uuid
 from collections.abc import Callable
@@ -45,6 +46,8 @@ from protos import codec, worker_pb2, worker_pb2_grpc
 from state.store import Member, Store
 from text.hub import resolve
 from text.model_card import load_card
+
+log = logging.getLogger(__name__)
 
 _MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """A decode message carries a prompt's token ids; gRPC's own limit of 4 MB is too near."""
@@ -91,7 +94,7 @@ class WorkerShell:
         await server.start()
         member = self._member(engine)
         await self._parts.heartbeat.start(member)
-        progress(f"ready at {self._address}")
+        log.info("ready at %s", self._address)
         return member
 
     async def drain(self, timeout_s: float) -> int:
