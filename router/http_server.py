@@ -63,7 +63,8 @@ class HttpServer:
         if self._server is None or self._task is None:
             return
         self._server.should_exit = True
-        await self._task
+        # Not awaited itself: who hurries cancels this call and calls it again.
+        await asyncio.wait({self._task})
         self._server = self._task = None
 
 

@@ -45,7 +45,8 @@ class Membership:
                 members = await self._store.members()
         except (TimeoutError, StoreUnavailableError) as error:
             if self.store_reachable:
-                log.warning("store unreachable, going on with the last known members: %s", error)
+                reason = str(error) or f"no answer within {self._timeout_s:g} s"
+                log.warning("store unreachable, going on with the last known members: %s", reason)
             self.store_reachable = False
             return
         self.store_reachable = True

@@ -209,4 +209,7 @@ def _why_none(
         if all(_draining(w) for w in ready):
             return NoPair("draining", f"every {phase} worker is draining")
         return NoPair("saturated", f"the queue of every {phase} worker is full")
-    return NoPair("no_worker", "no prefill and decode worker have the same compat key")
+    return NoPair(
+        "no_worker",
+        "no prefill worker fits a decode worker: their compat keys (model, dtype, block size) differ",
+    )

@@ -6,9 +6,10 @@ import asyncio
 import socket
 
 import pytest
+from fastapi import FastAPI
 
 from core.errors import ConfigError
-from router.http_server import listen
+from router.http_server import HttpServer, listen
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
@@ -37,3 +38,18 @@ def test_a_taken_port_is_a_configuration_error_that_names_it() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"cannot serve HTTP on 127.0.0.1:{port}"):
             listen("127.0.0.1", port)
+
+
+def test_a_stop_that_is_cancelled_can_be_repeated() -> None:
+    async def run() -> None:
+        server = HttpServer(FastAPI(), host="127.0.0.1", port=0)
+        port = await server.start(timeout_s=30)
+        hurried = asyncio.create_task(server.stop())
+        await asyncio.sleep(0)
+        hurried.cancel()
+        await asyncio.wait({hurried})
+        await server.stop()
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", port)
+
+    asyncio.run(run())

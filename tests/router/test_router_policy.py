@@ -82,7 +82,7 @@ def test_only_equal_compat_keys_are_paired() -> None:
     workers = [p("a"), d("b", compat_key="other")]
     none = choose_pair(workers, DEMAND, {}, SETTINGS)
     assert isinstance(none, NoPair) and none.reason == "no_worker"
-    assert "compat key" in none.message
+    assert "compat keys" in none.message
     assert chosen(*workers, p("c", compat_key="other", waiting_prefill_tokens=9)) == ("c", "b")
 
 
