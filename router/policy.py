@@ -211,5 +211,6 @@ def _why_none(
         return NoPair("saturated", f"the queue of every {phase} worker is full")
     return NoPair(
         "no_worker",
-        "no prefill worker fits a decode worker: their compat keys (model, dtype, block size) differ",
+        "no prefill worker fits a decode worker: their compat keys differ (in model, dtype or "
+        "block size)",
     )
