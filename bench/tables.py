@@ -27,7 +27,7 @@ def serve_table(reports: Sequence[ServeReport]) -> Table:
     settings = ", ".join(f"{name} {value}" for name, value in reports[0].settings.items())
     table = Table(title="Load", caption=f"{settings}. Latency in ms: p50 / p95 / p99.")
     for heading in ("server", "load"):
-        table.add_column(heading)
+        table.add_column(heading, overflow="fold")
     for heading in ("ok", "req/s", "out tok/s", "TTFT", "TPOT", "ITL", "E2E"):
         table.add_column(heading, justify="right")
     if any(report.slo for report in reports):
