@@ -13,6 +13,9 @@ T = TypeVar("T")
 DEADLINE_S = 240.0
 """Of every wait: far above what is ever needed, so that only a hang meets it."""
 
+ENDING_S = 20.0
+"""How long a task that was told to end may take on a busy machine."""
+
 
 class LoopThread:
     """Runs coroutines for callers in other threads, for the length of a `with` block."""
@@ -50,6 +53,12 @@ async def _within(timeout_s: float, work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _others() -> list[str]:
-    """Tasks that nobody ended; names, so that a test can say which."""
-    here = asyncio.current_task()
-    return [repr(task) for task in asyncio.all_tasks() if task is not here]
+    """Tasks that nobody ended; names, so that a test can say which.
+
+    Those that are ending just now, as gRPC's own after a stop, are given the time to.
+    """
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    if not others:
+        return []
+    _, left = await asyncio.wait(others, timeout=ENDING_S)
+    return [repr(task) for task in left]
