@@ -89,7 +89,8 @@ class OpenAIClient:
             async with asyncio.timeout(self.target.timeout_s):
                 return await self._pool.exchange(payload, _no_events)
         except (OSError, ProtocolError) as problem:
-            raise ServerError(f"GET {self.target.base_url}{path}: {problem!r}") from None
+            reason = str(problem) or type(problem).__name__
+            raise ServerError(f"no answer from {self.target.base_url}{path}: {reason}") from None
 
     async def metrics_page(self) -> str:
         """The server's Prometheus page; empty if it has none. Raises ServerError."""
