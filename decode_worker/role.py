@@ -24,7 +24,7 @@ from core.handoff import Handoff, Started
 from core.load import LoadReport
 from core.request import Attempt, AttemptDone, AttemptFailed, LegTimings, TokenEvent
 from decode_worker.scheduler import DecodeScheduler, import_holder
-from engine.intake import Deadlines, Limits, Tombstones, failed, refuse
+from engine.intake import Deadlines, Limits, Tombstones, failed, refuse, refuse_id
 from engine.plan import PlannedChunk, StepPlan, make_plan
 from engine.role import Cancel, Submit
 from engine.sampler import Sampled
@@ -171,13 +171,9 @@ class DecodeRole:
     def _submit(self, message: Submit, now: float) -> None:
         attempt, handoff = message.attempt, message.handoff
         transfer_id = attempt.transfer_id
-        if transfer_id in self._tombstones:
-            self._events.append(failed(transfer_id, "cancelled", "cancelled before it arrived"))
-            return
-        if transfer_id in self._tasks:
-            self._events.append(failed(transfer_id, "duplicate", "this transfer id is in use"))
-            return
-        refusal = refuse(attempt, self._limits, num_waiting=len(self._scheduler.waiting))
+        refusal = refuse_id(transfer_id, over=self._tombstones, in_use=self._tasks) or refuse(
+            attempt, self._limits, num_waiting=len(self._scheduler.waiting)
+        )
         if refusal is None and handoff is not None:
             refusal = self._refuse_handoff(attempt, handoff)
         if refusal is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
+from collections.abc import Container
 from dataclasses import dataclass
 
 from core.request import Attempt, AttemptFailed
@@ -21,6 +22,17 @@ class Limits:
     num_blocks: int
     block_size: int
     max_num_waiting: int
+
+
+def refuse_id(
+    transfer_id: str, *, over: Container[str], in_use: Container[str]
+) -> AttemptFailed | None:
+    """Why an attempt of this id can't begin here (any more), or None."""
+    if transfer_id in over:
+        return failed(transfer_id, "cancelled", "it was cancelled or is over")
+    if transfer_id in in_use:
+        return failed(transfer_id, "duplicate", "this transfer id is in use")
+    return None
 
 
 def refuse(attempt: Attempt, limits: Limits, *, num_waiting: int) -> AttemptFailed | None:
@@ -60,7 +72,7 @@ class Tombstones:
         while len(self._ids) > _MAX_TOMBSTONES:
             self._ids.popitem(last=False)
 
-    def __contains__(self, transfer_id: str) -> bool:
+    def __contains__(self, transfer_id: object) -> bool:
         return transfer_id in self._ids
 
 

@@ -24,7 +24,7 @@ from core.request import (
     LegTimings,
     TokenEvent,
 )
-from engine.intake import Deadlines, Limits, Tombstones, failed, refuse
+from engine.intake import Deadlines, Limits, Tombstones, failed, refuse, refuse_id
 from engine.plan import PlannedChunk, StepPlan, make_plan
 from engine.role import Cancel, Submit
 from engine.sampler import Sampled
@@ -169,14 +169,9 @@ class PrefillRole:
     def _submit(self, message: Submit, now: float) -> None:
         attempt = message.attempt
         transfer_id = attempt.transfer_id
-        if transfer_id in self._tombstones:
-            self._events.append(failed(transfer_id, "cancelled", "it was cancelled or is over"))
-            return
-        if transfer_id in self._tasks:
-            self._events.append(failed(transfer_id, "duplicate", "this transfer id is in use"))
-            return
-        waiting = len(self._scheduler.waiting)
-        refusal = refuse(attempt, self._limits, num_waiting=waiting)
+        refusal = refuse_id(transfer_id, over=self._tombstones, in_use=self._tasks) or refuse(
+            attempt, self._limits, num_waiting=len(self._scheduler.waiting)
+        )
         if refusal is not None:
             self._events.append(refusal)
             return
