@@ -103,7 +103,6 @@ class Sequence:
         "hashes",
         "holder",
         "num_computed",
-        "num_preemptions",
         "status",
         "root",
         "token_ids",
@@ -117,7 +116,6 @@ class Sequence:
         self.arrival = arrival
         self.token_ids: list[int] = list(attempt.token_ids)
         self.num_computed = 0
-        self.num_preemptions = 0
         self.block_table = BlockTable()
         self.hashes: list[bytes] = []
         self.status = SequenceStatus.WAITING
@@ -178,4 +176,3 @@ class Sequence:
         """Forgets all KV, for preemption; the caller releases the blocks."""
         self.block_table.clear()
         self.num_computed = 0
-        self.num_preemptions += 1
