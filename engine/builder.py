@@ -156,6 +156,4 @@ def _profile(config: Config, card: ModelCard, spec: KVSpec, model: CausalLM) -> 
 
 
 def _runner(card: ModelCard, model: CausalLM, storage: KVStorage) -> ModelRunner:
-    return ModelRunner(
-        model, storage, Sampler(card.vocab_size), device=model.device, window=model.window
-    )
+    return ModelRunner(model, storage, Sampler(card.vocab_size), device=model.device)

@@ -23,13 +23,11 @@ class ModelRunner:
         sampler: Sampler,
         *,
         device: torch.device,
-        window: int | None,
     ) -> None:
         self._model = model
         self._storage = storage
         self._sampler = sampler
         self._device = device
-        self._window = window
 
     def execute(self, step: StepInput, rows: list[SampleRow]) -> list[Sampled]:
         """One token for each row, in order. Rows may share logits, as choices of one prompt do."""
@@ -53,7 +51,6 @@ class ModelRunner:
             slot_mapping=self._tensor(step.slot_mapping),
             num_decode=step.num_decode,
             max_context_len=int(step.context_lens.max()),
-            window=self._window,
         )
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:

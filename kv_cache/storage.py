@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 
 import torch
+from tandem_kernels import LayerCache
 from tandem_kernels.host_memory import lazy_zeros
 
 from core.errors import ConfigError
@@ -59,7 +60,7 @@ class KVStorage:
         self.data = self._wire.permute(1, 2, 0, 3, 4, 5)
         """The same memory as [layer, k/v, block, kv_head, token, dim]."""
         # Made once: a step asks for every layer
-        self._layers = [(self.data[i, 0], self.data[i, 1]) for i in range(self.num_layers)]
+        self._layers = [LayerCache(k, v) for k, v in self.data.unbind(0)]
 
     @property
     def bytes_per_block(self) -> int:
@@ -73,9 +74,8 @@ class KVStorage:
             * DTYPE_BYTES[self.spec.dtype]
         )
 
-    def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of one layer, views of [num_blocks, kv_heads, block_size, head_dim] each, whose
-        blocks are contiguous but lie apart."""
+    def layer(self, index: int) -> LayerCache:
+        """K and V of one layer, whose blocks are contiguous but lie apart."""
         return self._layers[index]
 
     def pack(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tandem_kernels import AttentionMeta, Kernels
+from tandem_kernels import AttentionMeta, Kernels, LayerCache
 from torch import Tensor
 
 from kv_cache.storage import KVStorage
@@ -71,7 +71,7 @@ class CausalLM:
         self.kv_heads = kv_heads
         """This rank's KV heads, by their numbers in the whole model."""
         self.window = window
-        """Sliding window in tokens, which `meta.window` must repeat; None for full attention."""
+        """Sliding window in tokens; None for full attention."""
         self.dtype = final_norm.dtype
         self.device = final_norm.device
         self._embedding = embedding
@@ -95,7 +95,6 @@ class CausalLM:
 
         token_ids, positions int64 [T] in the order of `meta`; -> [T, hidden].
         """
-        assert meta.window == self.window
         assert storage.num_kv_heads == len(self.kv_heads)
         residual = self._embedding(token_ids)  # [T, hidden]
         x = self._kernels.rms_norm(residual, self._layers[0].input_norm, self._eps)
@@ -116,15 +115,14 @@ class CausalLM:
         x: Tensor,
         positions: Tensor,
         meta: AttentionMeta,
-        cache: tuple[Tensor, Tensor],
+        cache: LayerCache,
     ) -> Tensor:
         num_q, num_kv = attention.num_heads, attention.num_kv_heads
         heads = attention.qkv(x).view(len(x), -1, attention.head_dim)  # [T, q + k + v heads, d]
         q, k = heads[:, :num_q], heads[:, num_q : num_q + num_kv]
         v = heads[:, num_q + num_kv :]
-        q = self._kernels.rope_write_kv(
-            q, k, v, positions, self._cos_sin, *cache, meta.slot_mapping
-        )
-        scale = attention.head_dim**-0.5
-        attended = self._kernels.paged_attention(q, *cache, meta, scale)  # [T, q heads, d]
+        q = self._kernels.rope_write_kv(q, k, v, positions, self._cos_sin, cache, meta.slot_mapping)
+        attended = self._kernels.paged_attention(
+            q, cache, meta, scale=attention.head_dim**-0.5, window=self.window
+        )  # [T, q heads, d]
         return attention.output(attended.view(len(x), -1))

@@ -18,7 +18,7 @@ class Generation:
         spec = card.kv_spec(16, str(model.dtype).removeprefix("torch."))
         self._model = model
         self._storage = KVStorage(spec, num_blocks, num_kv_heads_local=len(model.kv_heads))
-        self._sequences = PagedSequences(num_blocks=num_blocks, block_size=16, window=model.window)
+        self._sequences = PagedSequences(num_blocks=num_blocks, block_size=16)
 
     @torch.inference_mode()
     def step(self, batch: list[tuple[str, list[int]]]) -> list[Tensor]:

@@ -12,12 +12,9 @@ from torch import Tensor
 class PagedSequences:
     """Block tables of any number of sequences; blocks are taken in random order, never block 0."""
 
-    def __init__(
-        self, *, num_blocks: int, block_size: int, window: int | None = None, seed: int = 0
-    ) -> None:
+    def __init__(self, *, num_blocks: int, block_size: int, seed: int = 0) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.window = window
         self.lengths: dict[str, int] = {}
         self.tables: dict[str, list[int]] = {}
         self._free = list(range(1, num_blocks))
@@ -47,7 +44,6 @@ class PagedSequences:
             slot_mapping=torch.tensor(slots),
             num_decode=num_decode,
             max_context_len=max(lengths),
-            window=self.window,
         )
         return torch.tensor(positions), meta
 
@@ -66,7 +62,7 @@ class PagedSequences:
         return self.tables[name][block] * self.block_size + offset
 
     def _padded(self, names: list[str]) -> Tensor:
-        """Block tables with 0 beyond the end and wholly before the window."""
+        """Block tables with 0 beyond the end."""
         tables = torch.zeros((len(names), max(len(self.tables[n]) for n in names)))
         for row, name in enumerate(names):
             tables[row, : len(self.tables[name])] = torch.tensor(self.tables[name])

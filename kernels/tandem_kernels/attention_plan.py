@@ -63,9 +63,11 @@ class AttentionPlan:
     chunks: tuple[PrefillChunk, ...]
 
 
-def plan_attention(meta: AttentionMeta, num_kv_heads: int, block_size: int) -> AttentionPlan:
+def plan_attention(
+    meta: AttentionMeta, num_kv_heads: int, block_size: int, window: int | None
+) -> AttentionPlan:
     """The plan for caches of `num_kv_heads` and `block_size`. Waits for the device once."""
-    planner = _Planner(meta, num_kv_heads, block_size)
+    planner = _Planner(meta, num_kv_heads, block_size, window)
     lengths = planner.context_lens
     decode_lengths = [planner.num_seen(n) for n in lengths[: meta.num_decode]]
     return AttentionPlan(
@@ -91,12 +93,14 @@ def bucket_rows(lengths: list[int]) -> list[list[int]]:
 class _Planner:
     """Builds the index tensors of one batch."""
 
-    def __init__(self, meta: AttentionMeta, num_kv_heads: int, block_size: int) -> None:
+    def __init__(
+        self, meta: AttentionMeta, num_kv_heads: int, block_size: int, window: int | None
+    ) -> None:
         self.context_lens: list[int] = meta.context_lens.tolist()
         self._query_starts: list[int] = meta.query_starts.tolist()
         self._lens = meta.context_lens.to(torch.int64)  # [n]
         self._tables = meta.block_tables.to(torch.int64)  # [n, max_blocks]
-        self._window = meta.window
+        self._window = window
         self._num_kv_heads = num_kv_heads
         self._block_size = block_size
         self._device = meta.context_lens.device

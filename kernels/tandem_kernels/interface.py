@@ -11,7 +11,7 @@ the cache, so attention reads keys and values from the cache only.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -37,8 +37,38 @@ class AttentionMeta:
     """The first so many sequences have exactly one query token."""
     max_context_len: int
     """Largest of `context_lens`."""
-    window: int | None = None
-    """A query sees itself and the `window - 1` tokens before it; None: everything before it."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class LayerCache:
+    """One layer's paged KV: views of a storage in which blocks (and heads of a block) lie apart."""
+
+    k: Tensor
+    """[num_blocks, kv_heads, block_size, d]: a float type, or int8 or float8_e4m3fn with scales.
+    The last two axes are contiguous."""
+    v: Tensor
+    k_scales: Tensor | None = None
+    """bfloat16 [num_blocks, kv_heads, block_size], last axis contiguous: a token's key of a head is
+    its values times its scale. None: values are the key itself."""
+    v_scales: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class QuantizedWeight:
+    """A weight [out, in] of whole numbers: w[o, i] = values[o, i] * scales[o, g] + offsets[o, g],
+    with g = i // group_size. What every quantised checkpoint is brought to before it is packed."""
+
+    scheme: Literal["int8", "int4", "w8a8"]
+    """int8, int4: activations stay as they are. w8a8: activations are rounded to int8 too, with a
+    scale for each token; one group, no offsets."""
+    values: Tensor
+    """int8 [out, in]; of int4, uint8 [out, in] with one number of 0..15 a byte."""
+    scales: Tensor
+    """float32 [out, ceil(in / group_size)]."""
+    offsets: Tensor | None
+    """float32, shaped like scales; None: all 0."""
+    group_size: int
+    """Columns that share a scale: 32, 64, 128, or all of them (per channel)."""
 
 
 class PackedLinear(Protocol):
@@ -59,10 +89,14 @@ class Kernels(Protocol):
     """
 
     def pack_linear(
-        self, weight: Tensor, bias: Tensor | None, *, out_dtype: torch.dtype | None = None
+        self,
+        weight: Tensor | QuantizedWeight,
+        bias: Tensor | None,
+        *,
+        out_dtype: torch.dtype | None = None,
     ) -> PackedLinear:
         """A layer of weight [out, in] and bias [out], which it may copy or keep: both stay as they
-        are. Results are `out_dtype`; None: the weight's own."""
+        are. Takes x of the kernels' dtype. Results are `out_dtype`; None: the kernels' dtype."""
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -85,10 +119,8 @@ class Kernels(Protocol):
         """
         ...
 
-    def write_kv(
-        self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor
-    ) -> None:
-        """Puts k, v [T, kv_heads, d] into caches [num_blocks, kv_heads, block_size, d]."""
+    def write_kv(self, k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor) -> None:
+        """Puts k, v [T, kv_heads, d] into the cache, quantised if it is."""
         ...
 
     def rope_write_kv(
@@ -98,19 +130,27 @@ class Kernels(Protocol):
         v: Tensor,
         positions: Tensor,
         cos_sin: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
+        cache: LayerCache,
         slot_mapping: Tensor,
     ) -> Tensor:
         """`rope`, then `write_kv` of the rotated k. Returns q rotated; may overwrite q and k."""
         ...
 
     def paged_attention(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale: float
+        self,
+        q: Tensor,
+        cache: LayerCache,
+        meta: AttentionMeta,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float = 0.0,
     ) -> Tensor:
         """Causal grouped-query attention. q [T, heads, d] -> [T, heads, d].
 
-        Query head i reads KV head i // (heads / kv_heads).
+        Query head i reads KV head i // (heads / kv_heads). A query sees itself and the `window - 1`
+        tokens before it; None: everything before it. Scores s (scaled) become softcap * tanh(s /
+        softcap) where softcap is not 0.
         """
         ...
 

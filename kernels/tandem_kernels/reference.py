@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tandem_kernels.attention_plan import AttentionPlan, plan_attention
-from tandem_kernels.interface import AttentionMeta, PackedLinear
+from tandem_kernels.interface import AttentionMeta, LayerCache, PackedLinear, QuantizedWeight
 from tandem_kernels.reference_attention import attend
 
 
@@ -32,11 +32,17 @@ class ReferenceKernels:
     """`Kernels` in plain torch; one object per model, since it remembers the last step's plan."""
 
     def __init__(self) -> None:
-        self._plan: tuple[AttentionMeta, AttentionPlan] | None = None
+        self._meta: AttentionMeta | None = None
+        self._plans: dict[int | None, AttentionPlan] = {}
 
     def pack_linear(
-        self, weight: Tensor, bias: Tensor | None, *, out_dtype: torch.dtype | None = None
+        self,
+        weight: Tensor | QuantizedWeight,
+        bias: Tensor | None,
+        *,
+        out_dtype: torch.dtype | None = None,
     ) -> PackedLinear:
+        assert isinstance(weight, Tensor)
         return ReferenceLinear(weight, bias, out_dtype or weight.dtype)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -54,15 +60,13 @@ class ReferenceKernels:
         cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)  # [T, 1, d/2]
         return _rotate(q, cos, sin), _rotate(k, cos, sin)
 
-    def write_kv(
-        self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor
-    ) -> None:
-        block_size = k_cache.shape[2]
+    def write_kv(self, k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor) -> None:
+        block_size = cache.k.shape[2]
         blocks = torch.div(slot_mapping, block_size, rounding_mode="floor")
         where = (blocks, slot_mapping - blocks * block_size)
         # [num_blocks, block_size, kv_heads, d]: views, so the cache itself is written
-        k_cache.permute(0, 2, 1, 3).index_put_(where, k)
-        v_cache.permute(0, 2, 1, 3).index_put_(where, v)
+        cache.k.permute(0, 2, 1, 3).index_put_(where, k)
+        cache.v.permute(0, 2, 1, 3).index_put_(where, v)
 
     def rope_write_kv(
         self,
@@ -71,29 +75,38 @@ class ReferenceKernels:
         v: Tensor,
         positions: Tensor,
         cos_sin: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
+        cache: LayerCache,
         slot_mapping: Tensor,
     ) -> Tensor:
         q, k = self.rope(q, k, positions, cos_sin)
-        self.write_kv(k, v, k_cache, v_cache, slot_mapping)
+        self.write_kv(k, v, cache, slot_mapping)
         return q
 
     def paged_attention(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale: float
+        self,
+        q: Tensor,
+        cache: LayerCache,
+        meta: AttentionMeta,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float = 0.0,
     ) -> Tensor:
-        return attend(q, k_cache, v_cache, self._plan_of(meta, k_cache), scale)
+        assert softcap == 0.0
+        return attend(q, cache.k, cache.v, self._plan_of(meta, cache.k, window), scale)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate).mul_(up)
 
-    def _plan_of(self, meta: AttentionMeta, k_cache: Tensor) -> AttentionPlan:
-        """All layers of a step pass the same meta: the first one plans for the rest."""
-        if self._plan is None or self._plan[0] is not meta:
+    def _plan_of(self, meta: AttentionMeta, k_cache: Tensor, window: int | None) -> AttentionPlan:
+        """All layers of a step pass the same meta: the first one of a window plans for the rest."""
+        if self._meta is not meta:
+            self._meta, self._plans = meta, {}
+        if window not in self._plans:
             num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
-            self._plan = (meta, plan_attention(meta, num_kv_heads, block_size))
-        return self._plan[1]
+            self._plans[window] = plan_attention(meta, num_kv_heads, block_size, window)
+        return self._plans[window]
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from fakes_cpu_kernels import cpu_kernels, kernel_threads
 from fakes_paged_batch import PagedSequences
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tandem_kernels import AttentionMeta
+from tandem_kernels import AttentionMeta, LayerCache
 from tandem_kernels.reference import ReferenceKernels
 from torch import Tensor
 
@@ -44,9 +44,7 @@ class Cache:
     def __init__(self, shape: Shape, dtype: torch.dtype) -> None:
         num_blocks = 8192 // shape.block_size
         self.shape, self.dtype = shape, dtype
-        self.sequences = PagedSequences(
-            num_blocks=num_blocks, block_size=shape.block_size, window=shape.window
-        )
+        self.sequences = PagedSequences(num_blocks=num_blocks, block_size=shape.block_size)
         size = (num_blocks, shape.kv_heads, shape.block_size, shape.d)
         self.k = torch.full(size, float("nan"), dtype=dtype)
         self.v = torch.full(size, float("nan"), dtype=dtype)
@@ -70,13 +68,20 @@ class Cache:
         return torch.randn(num_tokens, width, self.shape.d).to(self.dtype)[:, : self.shape.heads]
 
     def attend(self, q: Tensor, meta: AttentionMeta) -> Tensor:
-        scale = self.shape.d**-0.5
-        return cpu_kernels(self.dtype).paged_attention(q, self.k, self.v, meta, scale)
+        return cpu_kernels(self.dtype).paged_attention(
+            q,
+            LayerCache(self.k, self.v),
+            meta,
+            scale=self.shape.d**-0.5,
+            window=self.shape.window,
+        )
 
     def twin(self, q: Tensor, meta: AttentionMeta) -> Tensor:
         k, v = self.k.float().nan_to_num(), self.v.float().nan_to_num()
         q = q.float().contiguous()
-        return ReferenceKernels().paged_attention(q, k, v, meta, self.shape.d**-0.5)
+        return ReferenceKernels().paged_attention(
+            q, LayerCache(k, v), meta, scale=self.shape.d**-0.5, window=self.shape.window
+        )
 
 
 def assert_close(out: Tensor, expected: Tensor) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from fakes_cpu_kernels import cpu_kernels, kernel_threads
+from tandem_kernels import LayerCache
 from tandem_kernels.reference import ReferenceKernels
 from torch import Tensor
 
@@ -61,8 +62,8 @@ def qkv(
     return rows[:, :heads], rows[:, heads : heads + kv_heads], rows[:, heads + kv_heads :]
 
 
-def pair(caches: Tensor) -> tuple[Tensor, Tensor]:
-    return caches[0], caches[1]
+def pair(caches: Tensor) -> LayerCache:
+    return LayerCache(caches[0], caches[1])
 
 
 def angles(num_positions: int, d: int) -> Tensor:
@@ -84,11 +85,11 @@ def test_rotating_and_writing_equals_its_twin(
     slots = torch.randperm(6 * block_size)[:num_tokens]
     caches = torch.zeros(2, 6, kv_heads, block_size, d, dtype=dtype)
     expected_caches, apart_caches = caches.clone(), caches.clone()
-    expected = TWIN.rope_write_kv(q, k, v, positions, table, *pair(expected_caches), slots)
+    expected = TWIN.rope_write_kv(q, k, v, positions, table, pair(expected_caches), slots)
     kernels = cpu_kernels(dtype)
     apart = kernels.rope(q.clone(), k.clone(), positions, table)
-    kernels.write_kv(apart[1], v, *pair(apart_caches), slots)
-    out = kernels.rope_write_kv(q, k, v, positions, table, *pair(caches), slots)
+    kernels.write_kv(apart[1], v, pair(apart_caches), slots)
+    out = kernels.rope_write_kv(q, k, v, positions, table, pair(caches), slots)
     assert_close(out, expected)
     assert_close(caches, expected_caches)
     assert torch.equal(out, apart[0])
@@ -118,8 +119,8 @@ def test_threads_write_every_token(num_threads: int) -> None:
     one, more = torch.zeros(2, 2, 25, 3, 16, 64)
     slots = torch.randperm(400)
     kernels = cpu_kernels(torch.float32)
-    alone = kernels.rope_write_kv(q.clone(), k, v, positions, table, one[0], one[1], slots)
+    alone = kernels.rope_write_kv(q.clone(), k, v, positions, table, pair(one), slots)
     with kernel_threads(num_threads):
-        threaded = kernels.rope_write_kv(q, k, v, positions, table, more[0], more[1], slots)
+        threaded = kernels.rope_write_kv(q, k, v, positions, table, pair(more), slots)
     assert torch.equal(threaded, alone)
     assert torch.equal(one, more)

@@ -8,6 +8,7 @@ import dataclasses
 import pytest
 import torch
 from fakes_paged_batch import PagedSequences
+from tandem_kernels import LayerCache
 from tandem_kernels.cpu.build import FLAGS, Builder, cpu_features
 from tandem_kernels.cpu.kernels import CpuKernels
 from tandem_kernels.cpu.library import load_library
@@ -56,13 +57,15 @@ def test_rows_equal_their_twins(kernels: CpuKernels) -> None:
 def test_attention_equals_its_twin_and_itself_cut(
     kernels: CpuKernels, d: int, window: int | None
 ) -> None:
-    sequences = PagedSequences(num_blocks=100, block_size=16, window=window)
+    sequences = PagedSequences(num_blocks=100, block_size=16)
     sequences.step([("a", 300)])
     _, meta = sequences.step([("a", 1), ("b", 290)])
     k, v = torch.randn(2, 100, 2, 16, d).to(kernels.dtype)
     q = torch.randn(291, 6, d).to(kernels.dtype)
-    out = kernels.paged_attention(q, k, v, meta, d**-0.5)
-    assert_close(out, TWIN.paged_attention(q.float(), k.float(), v.float(), meta, d**-0.5))
+    out = kernels.paged_attention(q, LayerCache(k, v), meta, scale=d**-0.5, window=window)
+    exact = LayerCache(k.float(), v.float())
+    twin = TWIN.paged_attention(q.float(), exact, meta, scale=d**-0.5, window=window)
+    assert_close(out, twin)
     last = dataclasses.replace(
         meta,
         query_starts=torch.tensor([0, 7], dtype=torch.int32),
@@ -70,4 +73,5 @@ def test_attention_equals_its_twin_and_itself_cut(
         block_tables=meta.block_tables[1:],
         num_decode=0,
     )
-    assert torch.equal(kernels.paged_attention(q[-7:], k, v, last, d**-0.5), out[-7:])
+    again = kernels.paged_attention(q[-7:], LayerCache(k, v), last, scale=d**-0.5, window=window)
+    assert torch.equal(again, out[-7:])

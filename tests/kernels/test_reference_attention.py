@@ -9,7 +9,7 @@ import torch
 from fakes_paged_batch import PagedSequences
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tandem_kernels import AttentionMeta
+from tandem_kernels import AttentionMeta, LayerCache
 from tandem_kernels.attention_plan import BUCKET_COST_TOKENS, BUCKET_MAX_TOKENS, bucket_rows
 from tandem_kernels.reference import ReferenceKernels
 from torch import Tensor
@@ -77,9 +77,9 @@ MIXES: list[Queries] = [
 
 
 def step(
-    mix: Queries, *, window: int | None, block_size: int, prefix: dict[str, int]
+    mix: Queries, *, block_size: int, prefix: dict[str, int]
 ) -> tuple[PagedSequences, AttentionMeta]:
-    sequences = PagedSequences(num_blocks=300, block_size=block_size, window=window)
+    sequences = PagedSequences(num_blocks=300, block_size=block_size)
     for name, length in prefix.items():
         sequences.step([(name, length)])
     return sequences, sequences.step(mix)[1]
@@ -92,11 +92,13 @@ def test_attention_equals_one_query_at_a_time(
     mix: Queries, window: int | None, heads: int, kv_heads: int, d: int, block_size: int
 ) -> None:
     prefix = {"a": 3, "b": 129, "c": 31}
-    sequences, meta = step(mix, window=window, block_size=block_size, prefix=prefix)
+    sequences, meta = step(mix, block_size=block_size, prefix=prefix)
     cache = Cache(sequences, kv_heads, d, torch.float32)
     cache.fill()
     q = torch.randn(sum(n for _, n in mix), heads, d)
-    out = ReferenceKernels().paged_attention(q, cache.k, cache.v, meta, d**-0.5)
+    out = ReferenceKernels().paged_attention(
+        q, LayerCache(cache.k, cache.v), meta, scale=d**-0.5, window=window
+    )
     expected = torch.stack(naive(q, cache, mix, d**-0.5, window))
     torch.testing.assert_close(out.double(), expected, atol=2e-6, rtol=1e-5)
 
@@ -104,11 +106,13 @@ def test_attention_equals_one_query_at_a_time(
 @pytest.mark.parametrize("window", [None, 20])
 def test_bfloat16_caches_lose_only_the_rounding_of_the_result(window: int | None) -> None:
     mix = [("a", 1), ("b", 1), ("c", 21)]
-    sequences, meta = step(mix, window=window, block_size=16, prefix={"a": 100, "c": 13})
+    sequences, meta = step(mix, block_size=16, prefix={"a": 100, "c": 13})
     cache = Cache(sequences, 2, 64, torch.bfloat16)
     cache.fill()
     q = torch.randn(23, 4, 64).bfloat16()
-    out = ReferenceKernels().paged_attention(q, cache.k, cache.v, meta, 0.125)
+    out = ReferenceKernels().paged_attention(
+        q, LayerCache(cache.k, cache.v), meta, scale=0.125, window=window
+    )
     expected = torch.stack(naive(q, cache, mix, 0.125, window))
     assert out.dtype == torch.bfloat16
     torch.testing.assert_close(out.double(), expected, atol=1e-6, rtol=2**-8)
@@ -116,7 +120,7 @@ def test_bfloat16_caches_lose_only_the_rounding_of_the_result(window: int | None
 
 def test_entries_before_the_window_are_never_read() -> None:
     mix = [("a", 1), ("b", 6)]
-    sequences, meta = step(mix, window=20, block_size=8, prefix={"a": 90, "b": 70})
+    sequences, meta = step(mix, block_size=8, prefix={"a": 90, "b": 70})
     cache = Cache(sequences, 1, 8, torch.float32)
     cache.fill()
     q = torch.randn(7, 2, 8)
@@ -124,17 +128,26 @@ def test_entries_before_the_window_are_never_read() -> None:
     tables[0, : (91 - 20) // 8] = 0  # block 0 is all NaN
     tables[1, : (70 + 1 - 20) // 8] = 0
     freed = dataclasses.replace(meta, block_tables=tables)
-    whole = ReferenceKernels().paged_attention(q, cache.k, cache.v, meta, 1.0)
-    assert torch.equal(ReferenceKernels().paged_attention(q, cache.k, cache.v, freed, 1.0), whole)
+    whole = ReferenceKernels().paged_attention(
+        q, LayerCache(cache.k, cache.v), meta, scale=1.0, window=20
+    )
+    assert torch.equal(
+        ReferenceKernels().paged_attention(
+            q, LayerCache(cache.k, cache.v), freed, scale=1.0, window=20
+        ),
+        whole,
+    )
 
 
 def test_a_decode_row_does_not_depend_on_its_batch() -> None:
     prefix = dict(zip("abcdefgh", (700, 3, 44, 45, 300, 16, 1, 129), strict=True))
-    sequences, meta = step([(n, 1) for n in prefix], window=None, block_size=16, prefix=prefix)
+    sequences, meta = step([(n, 1) for n in prefix], block_size=16, prefix=prefix)
     cache = Cache(sequences, 3, 64, torch.float32)
     cache.fill()
     q = torch.randn(8, 9, 64)
-    together = ReferenceKernels().paged_attention(q, cache.k, cache.v, meta, 0.125)
+    together = ReferenceKernels().paged_attention(
+        q, LayerCache(cache.k, cache.v), meta, scale=0.125
+    )
     for i in range(8):
         alone = dataclasses.replace(
             meta,
@@ -143,7 +156,9 @@ def test_a_decode_row_does_not_depend_on_its_batch() -> None:
             block_tables=meta.block_tables[i : i + 1],
             num_decode=1,
         )
-        row = ReferenceKernels().paged_attention(q[i : i + 1], cache.k, cache.v, alone, 0.125)
+        row = ReferenceKernels().paged_attention(
+            q[i : i + 1], LayerCache(cache.k, cache.v), alone, scale=0.125
+        )
         torch.testing.assert_close(row[0], together[i], atol=1e-6, rtol=1e-5)
 
 
@@ -156,7 +171,7 @@ def test_a_plan_serves_one_batch_only() -> None:
         cache = Cache(sequences, 1, 8, torch.float32)
         cache.fill()
         q = torch.randn(mix[0][1], 2, 8)
-        out = kernels.paged_attention(q, cache.k, cache.v, meta, 1.0)
+        out = kernels.paged_attention(q, LayerCache(cache.k, cache.v), meta, scale=1.0)
         expected = torch.stack(naive(q, cache, mix, 1.0, None))
         torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tandem_kernels import LayerCache
 from tandem_kernels.reference import ReferenceKernels
 
 KERNELS = ReferenceKernels()
@@ -57,7 +58,7 @@ def test_written_kv_lies_at_its_slots_and_nowhere_else(block_size: int) -> None:
     v_cache = torch.zeros(6, 3, block_size, 4)
     slots = torch.randperm(6 * block_size)[:29]
     k, v = torch.randn(29, 3, 4), torch.randn(29, 3, 4)
-    KERNELS.write_kv(k, v, k_cache, v_cache, slots)
+    KERNELS.write_kv(k, v, LayerCache(k_cache, v_cache), slots)
     for cache, values in ((k_cache, k), (v_cache, v)):
         by_slot = cache.transpose(1, 2).reshape(-1, 3, 4)
         assert torch.equal(by_slot[slots], values)

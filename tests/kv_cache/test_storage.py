@@ -19,7 +19,7 @@ def random_storage(spec: KVSpec = SPEC, num_blocks: int = 6) -> KVStorage:
 
 def test_layers_are_views_of_the_storage() -> None:
     storage = KVStorage(SPEC, 6)
-    k, v = storage.layer(1)
+    k, v = storage.layer(1).k, storage.layer(1).v
     k[2, 3] = 1.0
     v[4, 0] = 2.0
     assert k.shape == v.shape == (6, 4, 8, 5)
@@ -40,7 +40,7 @@ def test_the_wire_layout_is_block_layer_kv_head_token_dim() -> None:
     packed = storage.pack([4, 1])
     assert packed.is_contiguous()
     assert packed.shape == (2, 3, 2, 4, 8, 5)
-    k, v = storage.layer(2)
+    k, v = storage.layer(2).k, storage.layer(2).v
     assert torch.equal(packed[0, 2, 0, 3], k[4, 3])
     assert torch.equal(packed[1, 2, 1, 0], v[1, 0])
     assert packed.nbytes == 2 * storage.bytes_per_block == 2 * SPEC.bytes_per_block

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tandem_kernels.cpu.linear import LinearPacker
 from tandem_kernels.cpu.signatures import ShapeStruct, declare
-from tandem_kernels.interface import AttentionMeta, PackedLinear
+from tandem_kernels.interface import AttentionMeta, LayerCache, PackedLinear, QuantizedWeight
 
 CPU_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
@@ -24,11 +24,17 @@ class CpuKernels:
         self._functions = declare(library, CPU_DTYPES[dtype])
         self._linears = LinearPacker(library)
         self.dtype = dtype
-        self._shape: tuple[AttentionMeta, ShapeStruct] | None = None
+        self._meta: AttentionMeta | None = None
+        self._shapes: dict[int | None, ShapeStruct] = {}
 
     def pack_linear(
-        self, weight: Tensor, bias: Tensor | None, *, out_dtype: torch.dtype | None = None
+        self,
+        weight: Tensor | QuantizedWeight,
+        bias: Tensor | None,
+        *,
+        out_dtype: torch.dtype | None = None,
     ) -> PackedLinear:
+        assert isinstance(weight, Tensor)
         return self._linears.pack(weight, bias, out_dtype=out_dtype)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -67,9 +73,8 @@ class CpuKernels:
             )
         return q, k
 
-    def write_kv(
-        self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor
-    ) -> None:
+    def write_kv(self, k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor) -> None:
+        k_cache, v_cache = cache.k, cache.v
         block_stride = _block_stride(k_cache, v_cache)
         num_tokens, num_kv_heads, d = k.shape
         self._functions.write_kv(
@@ -94,11 +99,11 @@ class CpuKernels:
         v: Tensor,
         positions: Tensor,
         cos_sin: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
+        cache: LayerCache,
         slot_mapping: Tensor,
     ) -> Tensor:
         """Rotates q in place."""
+        k_cache, v_cache = cache.k, cache.v
         block_stride = _block_stride(k_cache, v_cache)
         num_tokens, num_heads, d = q.shape
         self._functions.rope_write_kv(
@@ -123,11 +128,20 @@ class CpuKernels:
         return q
 
     def paged_attention(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale: float
+        self,
+        q: Tensor,
+        cache: LayerCache,
+        meta: AttentionMeta,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float = 0.0,
     ) -> Tensor:
+        assert softcap == 0.0
+        k_cache, v_cache = cache.k, cache.v
         out = torch.empty(q.shape, dtype=self.dtype)
         self._functions.paged_attention(
-            self._shape_of(meta, q, k_cache, v_cache),
+            self._shape_of(meta, q, cache, window),
             q.data_ptr(),
             q.stride(0),
             k_cache.data_ptr(),
@@ -145,13 +159,15 @@ class CpuKernels:
         return out
 
     def _shape_of(
-        self, meta: AttentionMeta, q: Tensor, k_cache: Tensor, v_cache: Tensor
+        self, meta: AttentionMeta, q: Tensor, cache: LayerCache, window: int | None
     ) -> ShapeStruct:
-        """The first layer of a step describes batch and caches for the rest."""
-        if self._shape is None or self._shape[0] is not meta:
-            block_stride = _block_stride(k_cache, v_cache)
-            self._shape = (meta, _shape(meta, q.shape[1], k_cache.shape, block_stride))
-        return self._shape[1]
+        """The first layer of a step and window describes batch and caches for the rest."""
+        if self._meta is not meta:
+            self._meta, self._shapes = meta, {}
+        if window not in self._shapes:
+            block_stride = _block_stride(cache.k, cache.v)
+            self._shapes[window] = _shape(meta, q.shape[1], cache.k.shape, block_stride, window)
+        return self._shapes[window]
 
 
 def _block_stride(k_cache: Tensor, v_cache: Tensor) -> int:
@@ -163,7 +179,11 @@ def _block_stride(k_cache: Tensor, v_cache: Tensor) -> int:
 
 
 def _shape(
-    meta: AttentionMeta, num_heads: int, cache_shape: torch.Size, block_stride: int
+    meta: AttentionMeta,
+    num_heads: int,
+    cache_shape: torch.Size,
+    block_stride: int,
+    window: int | None,
 ) -> ShapeStruct:
     _, num_kv_heads, block_size, head_dim = cache_shape
     for tensor in (meta.query_starts, meta.context_lens, meta.block_tables):
@@ -174,7 +194,7 @@ def _shape(
         block_tables=meta.block_tables.data_ptr(),
         num_sequences=len(meta.context_lens),
         table_width=meta.block_tables.shape[1],
-        window=meta.window or 0,
+        window=window or 0,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
