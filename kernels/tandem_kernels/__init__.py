@@ -1,12 +1,21 @@
 """Tensor kernels behind one protocol: tensors in, tensors out, nothing of ours above."""
 
-from tandem_kernels.interface import (
-    AttentionMeta,
-    Kernels,
-    LayerCache,
-    PackedLinear,
-    QuantizedWeight,
-)
+from tandem_kernels.decoder import Activation, Decoder, DecoderLayer, DecoderShape, Norm
+from tandem_kernels.interface import AttentionMeta, Kernels, LayerCache, StepProgram
+from tandem_kernels.packed_linear import PackedLinear, QuantizedWeight
 from tandem_kernels.select import select
 
-__all__ = ["AttentionMeta", "Kernels", "LayerCache", "PackedLinear", "QuantizedWeight", "select"]
+__all__ = [
+    "Activation",
+    "AttentionMeta",
+    "Decoder",
+    "DecoderLayer",
+    "DecoderShape",
+    "Kernels",
+    "LayerCache",
+    "Norm",
+    "PackedLinear",
+    "QuantizedWeight",
+    "StepProgram",
+    "select",
+]

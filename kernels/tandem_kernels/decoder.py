@@ -19,7 +19,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from tandem_kernels.interface import PackedLinear
+from tandem_kernels.packed_linear import PackedLinear
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 

@@ -10,11 +10,15 @@ the cache, so attention reads keys and values from the cache only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from tandem_kernels.decoder import Decoder
+from tandem_kernels.packed_linear import PackedLinear, QuantizedWeight
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -53,32 +57,21 @@ class LayerCache:
     v_scales: Tensor | None = None
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class QuantizedWeight:
-    """A weight [out, in] of whole numbers: w[o, i] = values[o, i] * scales[o, g] + offsets[o, g],
-    with g = i // group_size. What every quantised checkpoint is brought to before it is packed."""
+class StepProgram(Protocol):
+    """All layers of one decoder in one call: the same bits as the same kernels op by op."""
 
-    scheme: Literal["int8", "int4", "w8a8"]
-    """int8, int4: activations stay as they are. w8a8: activations are rounded to int8 too, with a
-    scale for each token; one group, no offsets."""
-    values: Tensor
-    """int8 [out, in]; of int4, uint8 [out, in] with one number of 0..15 a byte."""
-    scales: Tensor
-    """float32 [out, ceil(in / group_size)]."""
-    offsets: Tensor | None
-    """float32, shaped like scales; None: all 0."""
-    group_size: int
-    """Columns that share a scale: 32, 64, 128, or all of them (per channel)."""
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        meta: AttentionMeta,
+        caches: Sequence[LayerCache],
+    ) -> Tensor:
+        """Embedding to final norm; writes the KV of T tokens. int64 [T] each -> [T, hidden]."""
+        ...
 
-
-class PackedLinear(Protocol):
-    """y = x W^T + b with weights in whatever layout is fastest. [T, in] -> [T, out]."""
-
-    def __call__(self, x: Tensor, /) -> Tensor: ...
-
-    def weight_rows(self, indices: Tensor, /) -> Tensor:
-        """Rows of W exactly as they were: a head that is its model's embedding too. int64 [T]
-        -> [T, in]. Raises IndexError beyond W."""
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[R, hidden] -> float32 [R, vocab]."""
         ...
 
 
@@ -156,4 +149,8 @@ class Kernels(Protocol):
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """silu(gate) * up, from the two halves of the last axis. [T, 2 * f] -> [T, f]."""
+        ...
+
+    def program(self, decoder: Decoder) -> StepProgram | None:
+        """The decoder's layers in one call; None: this backend goes op by op."""
         ...

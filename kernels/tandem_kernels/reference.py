@@ -9,7 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tandem_kernels.attention_plan import AttentionPlan, plan_attention
-from tandem_kernels.interface import AttentionMeta, LayerCache, PackedLinear, QuantizedWeight
+from tandem_kernels.decoder import Decoder
+from tandem_kernels.interface import AttentionMeta, LayerCache, StepProgram
+from tandem_kernels.packed_linear import PackedLinear, QuantizedWeight
 from tandem_kernels.reference_attention import attend
 
 
@@ -98,6 +100,9 @@ class ReferenceKernels:
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate).mul_(up)
+
+    def program(self, decoder: Decoder) -> StepProgram | None:
+        return None
 
     def _plan_of(self, meta: AttentionMeta, k_cache: Tensor, window: int | None) -> AttentionPlan:
         """All layers of a step pass the same meta: the first one of a window plans for the rest."""

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from tandem_kernels.cpu.linear import LinearPacker
 from tandem_kernels.cpu.signatures import ShapeStruct, declare
-from tandem_kernels.interface import AttentionMeta, LayerCache, PackedLinear, QuantizedWeight
+from tandem_kernels.decoder import Decoder
+from tandem_kernels.interface import AttentionMeta, LayerCache, StepProgram
+from tandem_kernels.packed_linear import PackedLinear, QuantizedWeight
 
 CPU_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
@@ -157,6 +159,9 @@ class CpuKernels:
         out = torch.empty((rows, width), dtype=self.dtype)
         self._functions.silu_mul(gate_up.data_ptr(), out.data_ptr(), rows, width)
         return out
+
+    def program(self, decoder: Decoder) -> StepProgram | None:
+        return None
 
     def _shape_of(
         self, meta: AttentionMeta, q: Tensor, cache: LayerCache, window: int | None
