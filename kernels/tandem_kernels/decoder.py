@@ -5,7 +5,7 @@
     sequential layer   x += post(attention(norm(x)));  x += post(mlp(norm(x)))
     parallel layer     x += attention(norm(x)) + mlp(norm(x))                     (mlp_norm is None)
 
-    attention   qkv > q/k norm of each head > RoPE on the first `rotary_dim` > paged attention > output
+    attention   qkv > q/k norm of each head > RoPE of `rotary_dim` > paged attention > output
     mlp         gated: down(act(gate) * up), gate and up stacked; else down(act(up))
 
 Sizes are this rank's. Weights are ready to use: a norm that multiplies with 1 + w holds 1 + w.
