@@ -3,17 +3,17 @@
     tokens > embedding (x embedding_scale) > layers > final norm > head (softcap)
 
     sequential layer   x += post(attention(norm(x)));  x += post(mlp(norm(x)))
-    parallel layer     x += attention(norm(x)) + mlp(norm(x))                     (mlp_norm is None)
+    parallel layer     x += (attention(norm(x)) + mlp(norm(x)))                   (mlp_norm is None)
 
     attention   qkv > q/k norm of each head > RoPE of `rotary_dim` > paged attention > output
     mlp         gated: down(act(gate) * up), gate and up stacked; else down(act(up))
 
-Sizes are this rank's. Weights are ready to use: a norm that multiplies with 1 + w holds 1 + w.
+What is between operations, x and the summands of a parallel layer included, is rounded to the
+kernels' dtype. Sizes are this rank's. Weights are ready to use: a norm that multiplies with 1 + w holds 1 + w.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -53,6 +53,7 @@ class DecoderShape:
     logits_softcap: float = 0.0
     """Logits s become softcap * tanh(s / softcap); 0: none."""
     embedding_scale: float = 1.0
+    """The product is rounded to the kernels' dtype; the factor isn't."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -86,8 +87,8 @@ class Decoder:
 
     shape: DecoderShape
     layers: tuple[DecoderLayer, ...]
-    embed: Callable[[Tensor], Tensor]
-    """Rows of the embedding, unscaled. int64 [T] -> [T, hidden]."""
+    embedding: Tensor | PackedLinear
+    """Unscaled rows [vocab, hidden] of the kernels' dtype, or the layer whose weight they are."""
     final_norm: Norm
     head: PackedLinear
     """[R, hidden] -> float32 [R, vocab]; may have a bias."""

@@ -58,7 +58,12 @@ class LayerCache:
 
 
 class StepProgram(Protocol):
-    """All layers of one decoder in one call: the same bits as the same kernels op by op."""
+    """All layers of one decoder in one call: the same bits as the same kernels op by op.
+
+    A caller passes the same `caches` object at every step of a storage: what a program derives from
+    it is remembered. All methods raise IndexError for a token id or position that has no row,
+    before anything is written.
+    """
 
     def forward(
         self,
@@ -66,8 +71,24 @@ class StepProgram(Protocol):
         positions: Tensor,
         meta: AttentionMeta,
         caches: Sequence[LayerCache],
+        rows: Tensor | None = None,
     ) -> Tensor:
-        """Embedding to final norm; writes the KV of T tokens. int64 [T] each -> [T, hidden]."""
+        """Embedding to final norm; writes the KV of T tokens. token_ids, positions int64 [T].
+
+        -> [T, hidden], or the rows of int64 [R] only, [R, hidden] in their order: what other rows
+        would need beyond their KV is left out, so ask for no more than is read.
+        """
+        ...
+
+    def step(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        meta: AttentionMeta,
+        caches: Sequence[LayerCache],
+        rows: Tensor,
+    ) -> Tensor:
+        """`logits` of `forward`, in one call. -> float32 [R, vocab]."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
