@@ -43,7 +43,7 @@ class AttentionMeta:
     """Largest of `context_lens`."""
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class LayerCache:
     """One layer's paged KV: views of a storage in which blocks (and heads of a block) lie apart."""
 

@@ -7,6 +7,8 @@ import ctypes
 import torch
 from torch import Tensor
 
+from tandem_kernels.cpu.kv_write import KVWriter
+from tandem_kernels.cpu.layer_cache import CacheStructs
 from tandem_kernels.cpu.linear import LinearPacker
 from tandem_kernels.cpu.signatures import ShapeStruct, declare
 from tandem_kernels.decoder import Decoder
@@ -25,6 +27,8 @@ class CpuKernels:
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
         self._functions = declare(library, CPU_DTYPES[dtype])
         self._linears = LinearPacker(library)
+        self._caches = CacheStructs()
+        self._kv_writer = KVWriter(library, dtype, self._caches)
         self.dtype = dtype
         self._meta: AttentionMeta | None = None
         self._shapes: dict[int | None, ShapeStruct] = {}
@@ -62,37 +66,12 @@ class CpuKernels:
         self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Rotates in place."""
-        for x in (q, k):
-            num_tokens, num_heads, d = x.shape
-            self._functions.rope(
-                x.data_ptr(),
-                x.stride(0),
-                num_heads,
-                positions.data_ptr(),
-                cos_sin.data_ptr(),
-                num_tokens,
-                d,
-            )
+        self._kv_writer.rope(q, positions, cos_sin)
+        self._kv_writer.rope(k, positions, cos_sin)
         return q, k
 
     def write_kv(self, k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor) -> None:
-        k_cache, v_cache = cache.k, cache.v
-        block_stride = _block_stride(k_cache, v_cache)
-        num_tokens, num_kv_heads, d = k.shape
-        self._functions.write_kv(
-            k.data_ptr(),
-            k.stride(0),
-            v.data_ptr(),
-            v.stride(0),
-            num_kv_heads,
-            k_cache.data_ptr(),
-            v_cache.data_ptr(),
-            k_cache.shape[2],
-            block_stride,
-            slot_mapping.data_ptr(),
-            num_tokens,
-            d,
-        )
+        self._kv_writer.write(k, v, cache, slot_mapping)
 
     def rope_write_kv(
         self,
@@ -105,28 +84,7 @@ class CpuKernels:
         slot_mapping: Tensor,
     ) -> Tensor:
         """Rotates q in place."""
-        k_cache, v_cache = cache.k, cache.v
-        block_stride = _block_stride(k_cache, v_cache)
-        num_tokens, num_heads, d = q.shape
-        self._functions.rope_write_kv(
-            q.data_ptr(),
-            q.stride(0),
-            num_heads,
-            k.data_ptr(),
-            k.stride(0),
-            v.data_ptr(),
-            v.stride(0),
-            k.shape[1],
-            positions.data_ptr(),
-            cos_sin.data_ptr(),
-            k_cache.data_ptr(),
-            v_cache.data_ptr(),
-            k_cache.shape[2],
-            block_stride,
-            slot_mapping.data_ptr(),
-            num_tokens,
-            d,
-        )
+        self._kv_writer.rope_write(q, k, v, positions, cos_sin, cache, slot_mapping)
         return q
 
     def paged_attention(

@@ -12,6 +12,9 @@
 
 namespace tandem {
 
+// Rows of this many elements fit the stack of a thread; no model's heads are larger.
+constexpr std::int64_t kMaxHeadDim = 1024;
+
 enum class CacheType : std::int32_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2, kFloat8E4M3 = 3 };
 
 }  // namespace tandem

@@ -1,4 +1,4 @@
-"""What the C++ functions of attention, norms and positions take."""
+"""What the C++ functions of attention and norms take."""
 
 from __future__ import annotations
 
@@ -31,9 +31,6 @@ _ARGUMENTS = {
     "rms_norm": (_P, _N, _P, _P, _N, _N, _F),
     "add_rms_norm": (_P, _P, _P, _N, _N, _F),
     "silu_mul": (_P, _P, _N, _N),
-    "rope": (_P, _N, _N, _P, _P, _N, _N),
-    "write_kv": (_P, _N, _P, _N, _N, _P, _P, _N, _N, _P, _N, _N),
-    "rope_write_kv": (_P, _N, _N, _P, _N, _P, _N, _N, _P, _P, _P, _P, _N, _N, _P, _N, _N),
     "paged_attention": (ctypes.POINTER(ShapeStruct), _P, _N, _P, _P, _P, _F),
 }
 
@@ -45,9 +42,6 @@ class Functions:
     rms_norm: Callable[..., None]
     add_rms_norm: Callable[..., None]
     silu_mul: Callable[..., None]
-    rope: Callable[..., None]
-    write_kv: Callable[..., None]
-    rope_write_kv: Callable[..., None]
     paged_attention: Callable[..., None]
 
 
