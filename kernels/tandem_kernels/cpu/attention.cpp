@@ -1,6 +1,8 @@
 // Paged attention over a batch of decode rows and prefill chunks.
 #include "attention_rows.h"
 
+#include "layer_cache.h"
+#include "linear_tile.h"
 #include "thread_pool.h"
 
 namespace tandem {
@@ -30,24 +32,39 @@ using Bfloat16Words = PairWords;
 using Bfloat16Words = FloatWords;
 #endif
 
+template <class W, class T>
+void attend(const TandemBatch& batch, const TandemAttention& attention,
+            const TandemLayerCache& cache, const void* q, std::int64_t q_stride, void* out) {
+  AttentionShape shape{};
+  shape.query_starts = batch.query_starts;
+  shape.context_lens = batch.context_lens;
+  shape.block_tables = batch.block_tables;
+  shape.num_sequences = batch.num_sequences;
+  shape.table_width = batch.table_width;
+  shape.window = attention.window;
+  shape.num_heads = attention.num_heads;
+  shape.num_kv_heads = cache.num_kv_heads;
+  shape.head_dim = cache.head_dim;
+  shape.block_size = cache.block_size;
+  shape.block_stride = cache.block_stride / static_cast<std::int64_t>(sizeof(T));
+  shape.head_stride = cache.head_stride / static_cast<std::int64_t>(sizeof(T));
+  attend<W, T>(shape, {static_cast<const T*>(q), q_stride, static_cast<const T*>(cache.k),
+                       static_cast<const T*>(cache.v), static_cast<T*>(out), attention.scale});
+}
+
 }  // namespace
 }  // namespace tandem
 
 extern "C" {
 
-// Caches are [num_blocks, kv_heads, block_size, d], each block contiguous; q has contiguous heads,
-// its tokens `q_stride` elements apart; out is contiguous [T, heads, d]. scale > 0.
-void tandem_paged_attention_float32(const tandem::AttentionShape* shape, const float* q,
-                                    std::int64_t q_stride, const float* k_cache,
-                                    const float* v_cache, float* out, float scale) {
-  tandem::attend<tandem::FloatWords, float>(*shape, {q, q_stride, k_cache, v_cache, out, scale});
-}
-
-void tandem_paged_attention_bfloat16(const tandem::AttentionShape* shape, const tandem::Bfloat16* q,
-                                     std::int64_t q_stride, const tandem::Bfloat16* k_cache,
-                                     const tandem::Bfloat16* v_cache, tandem::Bfloat16* out,
-                                     float scale) {
-  tandem::attend<tandem::Bfloat16Words, tandem::Bfloat16>(
-      *shape, {q, q_stride, k_cache, v_cache, out, scale});
+void tandem_paged_attention(const TandemBatch* batch, const TandemAttention* attention,
+                            const TandemLayerCache* cache, std::int32_t element, const void* q,
+                            std::int64_t q_stride, void* out) {
+  using namespace tandem;
+  if (static_cast<ElementType>(element) == ElementType::kFloat32) {
+    attend<FloatWords, float>(*batch, *attention, *cache, q, q_stride, out);
+  } else {
+    attend<Bfloat16Words, Bfloat16>(*batch, *attention, *cache, q, q_stride, out);
+  }
 }
 }

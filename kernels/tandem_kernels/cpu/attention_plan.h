@@ -26,6 +26,7 @@ struct AttentionShape {
   std::int64_t head_dim;
   std::int64_t block_size;
   std::int64_t block_stride;  // elements of a cache from one block to the next
+  std::int64_t head_stride;   // and from one KV head to the next
 
   std::int64_t group() const { return num_heads / num_kv_heads; }
   // Where query row `row` of sequence `s` stands in its context.

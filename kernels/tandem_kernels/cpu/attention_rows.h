@@ -207,8 +207,8 @@ class AttentionRows {
     for (std::int64_t i = begin; i < end;) {
       const std::int64_t position = tile * kTile + i, block = position / shape_.block_size;
       const std::int64_t block_end = std::min(end, (block + 1) * shape_.block_size - tile * kTile);
-      const std::int64_t slot = job.kv_head * shape_.block_size + position % shape_.block_size;
-      std::int64_t row = table[block] * shape_.block_stride + slot * shape_.head_dim;
+      std::int64_t row = table[block] * shape_.block_stride + job.kv_head * shape_.head_stride +
+                         position % shape_.block_size * shape_.head_dim;
       for (; i < block_end; ++i, row += shape_.head_dim) {
         rows.keys[i] = tensors_.k_cache + row;
         rows.values[i] = tensors_.v_cache + row;
