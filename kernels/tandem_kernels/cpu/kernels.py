@@ -7,11 +7,12 @@ import ctypes
 import torch
 from torch import Tensor
 
+from tandem_kernels.cpu.attention import PagedAttention
+from tandem_kernels.cpu.elementwise import Elementwise
 from tandem_kernels.cpu.kv_write import KVWriter
 from tandem_kernels.cpu.layer_cache import CacheStructs
 from tandem_kernels.cpu.linear import LinearPacker
-from tandem_kernels.cpu.signatures import ShapeStruct, declare
-from tandem_kernels.decoder import Decoder
+from tandem_kernels.decoder import Activation, Decoder
 from tandem_kernels.interface import AttentionMeta, LayerCache, StepProgram
 from tandem_kernels.packed_linear import PackedLinear, QuantizedWeight
 
@@ -21,17 +22,16 @@ CPU_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 class CpuKernels:
     """`Kernels` for CPU tensors of one dtype in `CPU_DTYPES`; one object per model.
 
-    Every tensor's last axis is contiguous. Remembers the last step's batch, as all layers share it.
+    Every tensor's last axis is contiguous.
     """
 
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
-        self._functions = declare(library, CPU_DTYPES[dtype])
+        self._elementwise = Elementwise(library, dtype)
         self._linears = LinearPacker(library)
         self._caches = CacheStructs()
         self._kv_writer = KVWriter(library, dtype, self._caches)
+        self._attention = PagedAttention(library, dtype, self._caches)
         self.dtype = dtype
-        self._meta: AttentionMeta | None = None
-        self._shapes: dict[int | None, ShapeStruct] = {}
 
     def pack_linear(
         self,
@@ -44,22 +44,16 @@ class CpuKernels:
         return self._linears.pack(weight, bias, out_dtype=out_dtype)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        rows, width = x.shape
-        out = torch.empty((rows, width), dtype=self.dtype)
-        self._functions.rms_norm(
-            x.data_ptr(), x.stride(0), weight.data_ptr(), out.data_ptr(), rows, width, eps
-        )
-        return out
+        return self._elementwise.norm(x, weight, None, eps)
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        return self._elementwise.norm(x, weight, bias, eps)
 
     def add_rms_norm(
         self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
         """Both results take the place of the arguments."""
-        assert x.is_contiguous() and residual.is_contiguous()
-        rows, width = x.shape
-        self._functions.add_rms_norm(
-            x.data_ptr(), residual.data_ptr(), weight.data_ptr(), rows, width, eps
-        )
+        self._elementwise.add_rms_norm(x, residual, weight, eps)
         return x, residual
 
     def rope(
@@ -97,70 +91,13 @@ class CpuKernels:
         window: int | None = None,
         softcap: float = 0.0,
     ) -> Tensor:
-        assert softcap == 0.0
-        k_cache, v_cache = cache.k, cache.v
-        out = torch.empty(q.shape, dtype=self.dtype)
-        self._functions.paged_attention(
-            self._shape_of(meta, q, cache, window),
-            q.data_ptr(),
-            q.stride(0),
-            k_cache.data_ptr(),
-            v_cache.data_ptr(),
-            out.data_ptr(),
-            scale,
-        )
-        return out
+        return self._attention.attend(q, cache, meta, scale=scale, window=window, softcap=softcap)
+
+    def activate(self, gate_up: Tensor, activation: Activation, gated: bool) -> Tensor:
+        return self._elementwise.activate(gate_up, activation, gated=gated)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
-        assert gate_up.is_contiguous()
-        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-        out = torch.empty((rows, width), dtype=self.dtype)
-        self._functions.silu_mul(gate_up.data_ptr(), out.data_ptr(), rows, width)
-        return out
+        return self.activate(gate_up, "silu", True)
 
     def program(self, decoder: Decoder) -> StepProgram | None:
         return None
-
-    def _shape_of(
-        self, meta: AttentionMeta, q: Tensor, cache: LayerCache, window: int | None
-    ) -> ShapeStruct:
-        """The first layer of a step and window describes batch and caches for the rest."""
-        if self._meta is not meta:
-            self._meta, self._shapes = meta, {}
-        if window not in self._shapes:
-            block_stride = _block_stride(cache.k, cache.v)
-            self._shapes[window] = _shape(meta, q.shape[1], cache.k.shape, block_stride, window)
-        return self._shapes[window]
-
-
-def _block_stride(k_cache: Tensor, v_cache: Tensor) -> int:
-    """Elements from one block to the next; within a block, caches are contiguous."""
-    strides = k_cache.stride()
-    assert strides == v_cache.stride()
-    assert strides[1:] == (k_cache.shape[2] * k_cache.shape[3], k_cache.shape[3], 1)
-    return strides[0]
-
-
-def _shape(
-    meta: AttentionMeta,
-    num_heads: int,
-    cache_shape: torch.Size,
-    block_stride: int,
-    window: int | None,
-) -> ShapeStruct:
-    _, num_kv_heads, block_size, head_dim = cache_shape
-    for tensor in (meta.query_starts, meta.context_lens, meta.block_tables):
-        assert tensor.dtype == torch.int32 and tensor.is_contiguous()
-    return ShapeStruct(
-        query_starts=meta.query_starts.data_ptr(),
-        context_lens=meta.context_lens.data_ptr(),
-        block_tables=meta.block_tables.data_ptr(),
-        num_sequences=len(meta.context_lens),
-        table_width=meta.block_tables.shape[1],
-        window=window or 0,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        block_size=block_size,
-        block_stride=block_stride,
-    )

@@ -1,6 +1,6 @@
 // Threads that live as long as the process and sleep while there is nothing to do.
 //
-//   started by the first run that needs them > spin a while > sleep > woken by a run > parts > spin
+//   started by the first run that needs them > take parts > spin a while > sleep > woken by a run
 //
 // Spinning covers the few microseconds between two kernels of a step. It is bounded on both sides,
 // so that whoever needs the core meanwhile gets it.
@@ -18,9 +18,14 @@
 namespace tandem {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 constexpr auto kSpin = std::chrono::microseconds(50);
 constexpr int kMaxThreads = 1024;
-constexpr std::uint64_t kThreadBits = 16;
+constexpr std::size_t kCacheLine = 64;
+
+thread_local bool is_in_part = false;
+thread_local std::int64_t waited = 0;
 
 void relax() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -32,14 +37,13 @@ void relax() {
 
 // True as soon as `ready` is; false if it wasn't within the time that spinning is worth.
 template <class Ready>
-bool spin_until(const Ready& ready) {
-  const auto give_up = std::chrono::steady_clock::now() + kSpin;
+bool spin_until(const Ready& ready, Clock::time_point start) {
   do {
     for (int i = 0; i < 32; ++i) {
       if (ready()) return true;
       relax();
     }
-  } while (std::chrono::steady_clock::now() < give_up);
+  } while (Clock::now() < start + kSpin);
   return false;
 }
 
@@ -51,7 +55,7 @@ class ThreadPool {
   void set_num_threads(int number) { wanted_.store(std::clamp(number, 1, kMaxThreads)); }
 
   void run(int num_parts, void (*task)(void*, int), void* context) {
-    const int threads = std::min(num_threads(), num_parts);
+    const int threads = is_in_part ? 1 : std::min(num_threads(), num_parts);
     if (threads <= 1 || busy_.exchange(true, std::memory_order_acquire)) {
       for (int part = 0; part < num_parts; ++part) task(context, part);
       return;
@@ -59,18 +63,22 @@ class ThreadPool {
     start_threads(threads);
     task_ = task;
     context_ = context;
-    num_parts_ = num_parts;
-    unfinished_.store(threads - 1);
-    announce(threads);
-    run_share(0, threads);
-    wait_for_others();
+    unfinished_.store(num_parts, std::memory_order_relaxed);
+    announce(static_cast<std::uint64_t>(num_parts));
+    if (!take_parts()) wait_for_others();
     busy_.store(false, std::memory_order_release);
   }
 
  private:
-  // A run is announced by one word, its number and how many threads it is for: a thread that isn't
-  // among them never reads what the next run may already be writing.
-  static std::uint64_t threads_of(std::uint64_t run) { return run & ((1u << kThreadBits) - 1); }
+  // A run is one word: how many parts it has, and which is next. To change the word is to own the
+  // part, and a run doesn't end before its owned parts do: so `task_` is read only after that.
+  static std::uint64_t num_parts_of(std::uint64_t run) { return run >> 32; }
+  static std::uint64_t next_of(std::uint64_t run) { return run & 0xffffffff; }
+
+  bool has_parts() const {
+    const std::uint64_t run = run_.load();
+    return next_of(run) < num_parts_of(run);
+  }
 
   void start_threads(int threads) {
     if (started_ >= threads) return;
@@ -78,14 +86,13 @@ class ThreadPool {
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     for (; started_ < threads; ++started_) {
-      std::thread(&ThreadPool::serve, this, started_, run_.load()).detach();
+      std::thread(&ThreadPool::serve, this, started_).detach();
     }
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
 
-  void announce(int threads) {
-    const std::uint64_t number = (run_.load() >> kThreadBits) + 1;
-    run_.store((number << kThreadBits) | static_cast<std::uint64_t>(threads));
+  void announce(std::uint64_t num_parts) {
+    run_.store(num_parts << 32);
     // Either a thread about to sleep sees the new run, or we see that it sleeps (both seq_cst)
     if (num_asleep_.load() > 0) {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -93,41 +100,51 @@ class ThreadPool {
     }
   }
 
-  void serve(int index, std::uint64_t seen) {
+  void serve(int index) {
     for (;;) {
-      seen = next_run(seen);
-      const int threads = static_cast<int>(threads_of(seen));
-      if (index >= threads) continue;
-      run_share(index, threads);
-      if (unfinished_.fetch_sub(1) == 1 && caller_asleep_.load()) {
+      wait_for_parts(index);
+      // What was announced last is over: the caller may sleep
+      if (take_parts() && caller_asleep_.load()) {
         std::lock_guard<std::mutex> lock(mutex_);
         done_.notify_one();
       }
     }
   }
 
-  std::uint64_t next_run(std::uint64_t seen) {
-    const auto announced = [&] { return run_.load() != seen; };
-    if (!spin_until(announced)) {
-      std::unique_lock<std::mutex> lock(mutex_);
-      num_asleep_.fetch_add(1);
-      work_.wait(lock, announced);
-      num_asleep_.fetch_sub(1);
-    }
-    return run_.load();
+  void wait_for_parts(int index) {
+    const auto needed = [&] { return has_parts() && index < num_threads(); };
+    if (spin_until(needed, Clock::now())) return;
+    std::unique_lock<std::mutex> lock(mutex_);
+    num_asleep_.fetch_add(1);
+    work_.wait(lock, needed);
+    num_asleep_.fetch_sub(1);
   }
 
   void wait_for_others() {
+    const auto start = Clock::now();
     const auto finished = [&] { return unfinished_.load() == 0; };
-    if (spin_until(finished)) return;
-    std::unique_lock<std::mutex> lock(mutex_);
-    caller_asleep_.store(true);
-    done_.wait(lock, finished);
-    caller_asleep_.store(false);
+    if (!spin_until(finished, start)) {
+      std::unique_lock<std::mutex> lock(mutex_);
+      caller_asleep_.store(true);
+      done_.wait(lock, finished);
+      caller_asleep_.store(false);
+    }
+    waited += std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
   }
 
-  void run_share(int index, int threads) {
-    for (int part = index; part < num_parts_; part += threads) task_(context_, part);
+  // Runs parts until none is left to begin. True if the last one to end was among them.
+  bool take_parts() {
+    int taken = 0;
+    std::uint64_t run = run_.load();
+    while (next_of(run) < num_parts_of(run)) {
+      if (!run_.compare_exchange_weak(run, run + 1)) continue;
+      is_in_part = true;
+      task_(context_, static_cast<int>(next_of(run)));
+      is_in_part = false;
+      ++taken;
+      run = run_.load();
+    }
+    return taken > 0 && unfinished_.fetch_sub(taken) == taken;
   }
 
   std::atomic<int> wanted_;
@@ -135,10 +152,10 @@ class ThreadPool {
   int started_ = 1;  // the caller is thread 0
   void (*task_)(void*, int) = nullptr;
   void* context_ = nullptr;
-  int num_parts_ = 0;
-  std::atomic<std::uint64_t> run_{0};
-  std::atomic<int> unfinished_{0};
-  std::atomic<int> num_asleep_{0};
+  // Each on a line of its own: threads that end parts don't disturb those that look for some
+  alignas(kCacheLine) std::atomic<std::uint64_t> run_{0};
+  alignas(kCacheLine) std::atomic<int> unfinished_{0};
+  alignas(kCacheLine) std::atomic<int> num_asleep_{0};
   std::atomic<bool> caller_asleep_{false};
   std::mutex mutex_;
   std::condition_variable work_;
@@ -157,11 +174,13 @@ ThreadPool*& pool() {
 
 }  // namespace
 
-int num_threads() { return pool()->num_threads(); }
+int num_threads() { return is_in_part ? 1 : pool()->num_threads(); }
 
 void run_parts(int num_parts, void (*task)(void* context, int part), void* context) {
   pool()->run(num_parts, task, context);
 }
+
+std::int64_t waited_ns() { return waited; }
 
 }  // namespace tandem
 
