@@ -189,13 +189,13 @@ class PairHouse:
 
 
 @contextlib.contextmanager
-def pair_house(*decode_overrides: str) -> Iterator[PairHouse]:
-    """`decode_overrides` are settings of D alone."""
-    config, store = settings(), MemoryStore()
+def pair_house(*decode_overrides: str, both: Sequence[str] = ()) -> Iterator[PairHouse]:
+    """`decode_overrides` are settings of D alone, `both` of P and D."""
+    config, store = settings(*both), MemoryStore()
     with real_house() as house:
         workers = (
             house.worker(config, Phase.PREFILL, store),
-            house.worker(settings(*decode_overrides), Phase.DECODE, store),
+            house.worker(settings(*both, *decode_overrides), Phase.DECODE, store),
         )
         split = house.front(config, store)
         combined = house.front(settings("router.mode=combined"), store)
