@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -19,8 +19,12 @@ FLOATS = ("F32", "BF16", "F16")
 class SafetensorsCheckpoint:
     """A `Checkpoint` over the directory's files, which stay mapped until it is closed."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, types: Sequence[str] = FLOATS) -> None:
+        """`types` are those that tensors may have. Raises ConfigError for one of another."""
         self._directory = directory
+        self._supported = tuple(types)
+        self.types: dict[str, str] = {}
+        """Every tensor's, as the files name it."""
         self._file_of: dict[str, Path] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._stack = ExitStack()
@@ -54,11 +58,13 @@ class SafetensorsCheckpoint:
 
     def _add(self, file: Path) -> None:
         for name, tensor in read_safetensors_header(file).items():
-            if tensor.dtype not in FLOATS:
+            if tensor.dtype not in self._supported:
                 raise ConfigError(
-                    f"{file}: tensor {name} has type {tensor.dtype}; supported: {', '.join(FLOATS)}"
+                    f"{file}: tensor {name} has type {tensor.dtype}; supported: "
+                    f"{', '.join(self._supported)}"
                 )
             self._file_of[name] = file
+            self.types[name] = tensor.dtype
             self._shapes[name] = tensor.shape
 
     def _handle(self, file: Path) -> safe_open:
