@@ -57,14 +57,15 @@ class CpuLinear:
             y_type=_ELEMENT_TYPES[out_dtype],
             portable=portable,
         )
-        self._address = ctypes.addressof(self._linear)
+        self.address = ctypes.addressof(self._linear)
+        """Of the `TandemLinear`, which lives as long as this object."""
 
     def __call__(self, x: Tensor) -> Tensor:
         assert x.stride(1) == 1
         num_rows = x.shape[0]
         y = torch.empty((num_rows, self._out_features), dtype=self._out_dtype)
         self._library.tandem_linear(
-            self._address, x.data_ptr(), x.stride(0), num_rows, y.data_ptr()
+            self.address, x.data_ptr(), x.stride(0), num_rows, y.data_ptr()
         )
         return y
 
@@ -73,7 +74,7 @@ class CpuLinear:
         assert indices.dtype == torch.int64 and indices.is_contiguous()
         rows = torch.empty((len(indices), self._in_features), dtype=self._dtype)
         if not self._library.tandem_linear_weight_rows(
-            self._address, indices.data_ptr(), len(indices), rows.data_ptr()
+            self.address, indices.data_ptr(), len(indices), rows.data_ptr()
         ):
             raise IndexError(f"an index is not in 0 .. {self._out_features - 1}")
         return rows
