@@ -45,14 +45,14 @@ class CpuLinear:
         portable: bool,
     ) -> None:
         self._library = library
-        self._out_features, self._in_features = shape
+        self.out_features, self._in_features = shape
         self._dtype, self._out_dtype = dtype, out_dtype
         self._memory = (packed, bias)  # what the structure points to
         self._linear = _Linear(
             weight=packed.data_ptr(),
             bias=None if bias is None else bias.data_ptr(),
             in_features=self._in_features,
-            out_features=self._out_features,
+            out_features=self.out_features,
             type=_ELEMENT_TYPES[dtype],
             y_type=_ELEMENT_TYPES[out_dtype],
             portable=portable,
@@ -63,7 +63,7 @@ class CpuLinear:
     def __call__(self, x: Tensor) -> Tensor:
         assert x.stride(1) == 1
         num_rows = x.shape[0]
-        y = torch.empty((num_rows, self._out_features), dtype=self._out_dtype)
+        y = torch.empty((num_rows, self.out_features), dtype=self._out_dtype)
         self._library.tandem_linear(
             self.address, x.data_ptr(), x.stride(0), num_rows, y.data_ptr()
         )
@@ -76,7 +76,7 @@ class CpuLinear:
         if not self._library.tandem_linear_weight_rows(
             self.address, indices.data_ptr(), len(indices), rows.data_ptr()
         ):
-            raise IndexError(f"an index is not in 0 .. {self._out_features - 1}")
+            raise IndexError(f"an index is not in 0 .. {self.out_features - 1}")
         return rows
 
 
