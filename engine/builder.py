@@ -30,8 +30,8 @@ from engine.sampler import Sampler
 from kv_cache.block_pool import BlockPool
 from kv_cache.sizing import Demand, MemoryProfile, plan_blocks
 from kv_cache.storage import KVStorage
+from model.causal_lm import CausalLM
 from model.dtype import resolve_dtype
-from model.llama import CausalLM
 from model.loader import load_model
 from model.tensor_parallel import TensorParallel
 from text.card import ModelCard

@@ -10,7 +10,7 @@ from engine.batch import StepInput
 from engine.sample_row import SampleRow
 from engine.sampler import Sampled, Sampler
 from kv_cache.storage import KVStorage
-from model.llama import CausalLM
+from model.causal_lm import CausalLM
 
 
 class ModelRunner:

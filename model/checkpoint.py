@@ -11,6 +11,7 @@ from torch import Tensor
 from model.gguf_checkpoint import GGUFCheckpoint
 from model.safetensors_checkpoint import SafetensorsCheckpoint
 from text.card import ModelCard
+from text.families.registry import family_named
 
 
 class Checkpoint(AbstractContextManager["Checkpoint"], Protocol):
@@ -29,5 +30,5 @@ class Checkpoint(AbstractContextManager["Checkpoint"], Protocol):
 def open_checkpoint(card: ModelCard) -> Checkpoint:
     """The files that `card` was read from. Raises ConfigError if they can't be opened."""
     if card.source.kind == "gguf":
-        return GGUFCheckpoint(card.source.path, card.head_dim)
+        return GGUFCheckpoint(card.source.path, family_named(card.architecture), card.head_dim)
     return SafetensorsCheckpoint(card.source.path)

@@ -1,4 +1,4 @@
-"""Weights of a GGUF file of architecture `llama`, under Hugging Face's names."""
+"""Weights of a GGUF file, under Hugging Face's names."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import torch
 from torch import Tensor
 
 from model.gguf_dequantize import dequantize
+from text.families.family import Family
 from text.gguf_metadata import GGUFTensor, read_gguf
 
-_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
 _LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
+    "input_norm": "attn_norm",
+    "q": "attn_q",
+    "k": "attn_k",
+    "v": "attn_v",
+    "output": "attn_output",
+    "q_norm": "attn_q_norm",
+    "k_norm": "attn_k_norm",
+    "post_attention_norm": "post_attention_norm",
+    "mlp_norm": "ffn_norm",
+    "gate": "ffn_gate",
+    "up": "ffn_up",
+    "down": "ffn_down",
+    "post_mlp_norm": "post_ffw_norm",
 }
 # The model card has it, as part of its RoPE settings
 _ROPE_FACTORS = "rope_freqs.weight"
@@ -36,11 +36,16 @@ _ROPE_FACTORS = "rope_freqs.weight"
 class GGUFCheckpoint:
     """A `Checkpoint` over one mapped file; tensors it cannot name keep their GGUF names."""
 
-    def __init__(self, path: Path, head_dim: int) -> None:
+    def __init__(self, path: Path, family: Family, head_dim: int) -> None:
+        assert family.gguf is not None
         metadata = read_gguf(path)
         self._head_dim = head_dim
+        self._norm_plus_one = family.norm_plus_one
+        names = family.layer
+        self._interleaved = (names.q, names.k) if family.gguf.interleaved_heads else ()
+        to_huggingface = _Names(family)
         self._tensors: dict[str, GGUFTensor] = {
-            huggingface_name(name): tensor
+            to_huggingface(name): tensor
             for name, tensor in metadata.tensors.items()
             if name != _ROPE_FACTORS
         }
@@ -57,7 +62,9 @@ class GGUFCheckpoint:
         values = dequantize(tensor.ggml_type, self._stored(tensor, rows), num_columns)
         if len(tensor.shape) == 1:
             values = values[0] if rows is None else values[0, rows.start : rows.stop]
-        if "q_proj" in name or "k_proj" in name:
+            if self._norm_plus_one and name.endswith("norm.weight"):
+                values = values - 1  # llama.cpp stores what a norm multiplies with
+        if any(module in name for module in self._interleaved):
             values = unpermute(values, self._head_dim)
         return values if columns is None else values[:, columns.start : columns.stop]
 
@@ -81,14 +88,28 @@ class GGUFCheckpoint:
         del self._data
 
 
-def huggingface_name(name: str) -> str:
+class _Names:
     """blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight; unknown names stay."""
-    if name in _NAMES:
-        return _NAMES[name]
-    parts = name.split(".")
-    if len(parts) != 4 or parts[0] != "blk" or parts[2] not in _LAYER_NAMES:
+
+    def __init__(self, family: Family) -> None:
+        self._prefix = family.prefix
+        self._model = {
+            "token_embd": family.embedding,
+            "output_norm": family.final_norm,
+            "output": family.head,
+        }
+        modules = {role: getattr(family.layer, role) for role in _LAYER_NAMES}
+        self._layer = {_LAYER_NAMES[role]: name for role, name in modules.items() if name}
+        if modules["q"] == modules["k"]:
+            self._layer["attn_qkv"] = modules["q"]
+
+    def __call__(self, name: str) -> str:
+        match name.split("."):
+            case [module, kind] if module in self._model:
+                return f"{self._model[module]}.{kind}"
+            case ["blk", layer, module, kind] if module in self._layer:
+                return f"{self._prefix}.{layer}.{self._layer[module]}.{kind}"
         return name
-    return f"model.layers.{parts[1]}.{_LAYER_NAMES[parts[2]]}.{parts[3]}"
 
 
 def unpermute(values: Tensor, head_dim: int) -> Tensor:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from model.checkpoint import Checkpoint
+from model.weight_parts import WeightPart
 from text.progress import Progress
 
 
@@ -28,22 +31,25 @@ class RankWeights:
         self._total_bytes = total_bytes
         self._done_bytes = 0
 
-    def read(self, name: str, rows: range | None = None, columns: range | None = None) -> Tensor:
-        """A tensor, or a part of it."""
-        part = self._checkpoint.read(name, rows, columns)
-        tensor = torch.empty(part.shape, dtype=self._dtype, device=self._device).copy_(part)
-        self._report(tensor)
-        return tensor
+    def vector(self, name: str, *, plus: float = 0.0) -> Tensor:
+        """A whole tensor of one axis, with `plus` added before it is rounded."""
+        values = self._checkpoint.read(name)
+        stored = values.float() + plus if plus else values
+        vector = torch.empty(stored.shape, dtype=self._dtype, device=self._device).copy_(stored)
+        self._report(vector)
+        return vector
 
-    def stack(self, *parts: tuple[str, range]) -> Tensor:
-        """Rows of several tensors in one, in the order given."""
-        num_rows = sum(len(rows) for _, rows in parts)
-        columns = self._checkpoint.shapes[parts[0][0]][1:]
-        stacked = torch.empty((num_rows, *columns), dtype=self._dtype, device=self._device)
+    def stack(self, parts: Sequence[WeightPart], kind: str, columns: range | None = None) -> Tensor:
+        """Rows of several modules' tensors `kind` (weight, bias) in one, in the order given."""
+        num_rows = sum(len(part.rows) for part in parts)
+        shape = self._checkpoint.shapes[f"{parts[0].module}.{kind}"][1:]
+        width = shape if columns is None else (len(columns),)
+        stacked = torch.empty((num_rows, *width), dtype=self._dtype, device=self._device)
         start = 0
-        for name, rows in parts:
-            stacked[start : start + len(rows)] = self._checkpoint.read(name, rows)
-            start += len(rows)
+        for part in parts:
+            rows = self._checkpoint.read(f"{part.module}.{kind}", part.rows, columns)
+            stacked[start : start + len(part.rows)] = rows
+            start += len(part.rows)
         self._report(stacked)
         return stacked
 

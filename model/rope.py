@@ -1,6 +1,6 @@
 """Tables of cosines and sines for every position, with each way of scaling RoPE to long contexts.
 
-    none      theta^(-2i/d)                          Su et al. 2021, RoFormer
+    none      theta^(-2i/r)                          Su et al. 2021, RoFormer
     linear    divided by the factor                  Chen et al. 2023, Position Interpolation
     dynamic   theta grows with the length            "NTK-aware" scaling
     yarn      slow pairs are interpolated            Peng et al. 2023, YaRN
@@ -23,11 +23,11 @@ from text.rope_config import RopeConfig
 
 
 def cos_sin_table(
-    rope: RopeConfig, head_dim: int, num_positions: int, device: torch.device
+    rope: RopeConfig, rotary_dim: int, num_positions: int, device: torch.device
 ) -> Tensor:
-    """float32 [num_positions, head_dim]: head_dim/2 cosines, then head_dim/2 sines."""
+    """float32 [num_positions, rotary_dim]: cosines in the first half, sines in the second."""
     positions = torch.arange(num_positions, dtype=torch.float32).unsqueeze(1)  # [P, 1]
-    angles = positions * _inverse_frequencies(rope, head_dim, positions)  # [P, d/2]
+    angles = positions * _inverse_frequencies(rope, rotary_dim, positions)  # [P, r/2]
     table = torch.cat((angles.cos(), angles.sin()), dim=1) * attention_factor(rope)
     return table.to(device)
 
@@ -47,9 +47,9 @@ def attention_factor(rope: RopeConfig) -> float:
     return 1.0
 
 
-def _inverse_frequencies(rope: RopeConfig, head_dim: int, positions: Tensor) -> Tensor:
-    """Radians per token. [d/2], or [P, d/2] where they depend on the position."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim  # [d/2]
+def _inverse_frequencies(rope: RopeConfig, rotary_dim: int, positions: Tensor) -> Tensor:
+    """Radians per token. [r/2], or [P, r/2] where they depend on the position."""
+    exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim  # [r/2]
     plain = 1.0 / rope.theta**exponents
     match rope.scaling:
         case "none":
@@ -57,9 +57,9 @@ def _inverse_frequencies(rope: RopeConfig, head_dim: int, positions: Tensor) -> 
         case "linear":
             scaled = plain / rope.factor
         case "dynamic":
-            scaled = _dynamic(rope, head_dim, exponents, positions)
+            scaled = _dynamic(rope, rotary_dim, exponents, positions)
         case "yarn":
-            scaled = _yarn(rope, head_dim, plain)
+            scaled = _yarn(rope, rotary_dim, plain)
         case "llama3":
             scaled = _llama3(rope, plain)
         case "longrope":
@@ -69,29 +69,29 @@ def _inverse_frequencies(rope: RopeConfig, head_dim: int, positions: Tensor) -> 
     return scaled
 
 
-def _dynamic(rope: RopeConfig, head_dim: int, exponents: Tensor, positions: Tensor) -> Tensor:
+def _dynamic(rope: RopeConfig, rotary_dim: int, exponents: Tensor, positions: Tensor) -> Tensor:
     lengths = (positions + 1).clamp(min=rope.original_max_position)  # [P, 1]
     growth = rope.factor * lengths / rope.original_max_position - (rope.factor - 1)
-    base = rope.theta * growth ** (head_dim / (head_dim - 2))
+    base = rope.theta * growth ** (rotary_dim / (rotary_dim - 2))
     return 1.0 / base**exponents
 
 
-def _yarn(rope: RopeConfig, head_dim: int, plain: Tensor) -> Tensor:
+def _yarn(rope: RopeConfig, rotary_dim: int, plain: Tensor) -> Tensor:
     """Pairs that turn often within the original length stay; slow ones are interpolated."""
-    low = _yarn_pair(rope, head_dim, rope.beta_fast)
-    high = _yarn_pair(rope, head_dim, rope.beta_slow)
+    low = _yarn_pair(rope, rotary_dim, rope.beta_fast)
+    high = _yarn_pair(rope, rotary_dim, rope.beta_slow)
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
+    low, high = max(low, 0), min(high, rotary_dim - 1)
     width = high - low if high != low else 0.001
-    ramp = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
+    ramp = ((torch.arange(rotary_dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
     return plain / rope.factor * ramp + plain * (1 - ramp)
 
 
-def _yarn_pair(rope: RopeConfig, head_dim: int, num_rotations: float) -> float:
+def _yarn_pair(rope: RopeConfig, rotary_dim: int, num_rotations: float) -> float:
     """The pair that turns `num_rotations` times within the original length."""
     ratio = rope.original_max_position / (num_rotations * 2 * math.pi)
-    return head_dim * math.log(ratio) / (2 * math.log(rope.theta))
+    return rotary_dim * math.log(ratio) / (2 * math.log(rope.theta))
 
 
 def _yarn_scale(factor: float, mscale: float) -> float:
@@ -100,7 +100,7 @@ def _yarn_scale(factor: float, mscale: float) -> float:
 
 def _llama3(rope: RopeConfig, plain: Tensor) -> Tensor:
     """Long waves are interpolated, short ones kept, those between blended."""
-    turns = rope.original_max_position * plain / (2 * math.pi)  # [d/2], within the original length
+    turns = rope.original_max_position * plain / (2 * math.pi)  # [r/2], within the original length
     width = rope.high_freq_factor - rope.low_freq_factor
     keep = ((turns - rope.low_freq_factor) / width).clamp(0, 1)
     return plain / rope.factor * (1 - keep) + plain * keep

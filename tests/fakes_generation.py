@@ -7,7 +7,7 @@ from fakes_paged_batch import PagedSequences
 from torch import Tensor
 
 from kv_cache.storage import KVStorage
-from model.llama import CausalLM
+from model.causal_lm import CausalLM
 from text.model_card import ModelCard
 
 

@@ -1,4 +1,4 @@
-"""The model card of a GGUF file of llama.cpp's `llama` architecture (Llama and Mistral)."""
+"""The model card of a GGUF file: the architectures that some family names as its own."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections import Counter
 
 from core.errors import ConfigError
 from text.card import Dtype, ModelCard
+from text.decoder_config import DecoderConfig
+from text.families.family import Family
+from text.families.registry import family_of_gguf
 from text.fields import Fields
 from text.gguf_metadata import GGUFMetadata, read_gguf
 from text.model_source import ModelSource
@@ -26,32 +29,15 @@ def load_gguf_card(source: ModelSource) -> ModelCard:
     """Reads the file's head. Raises ConfigError naming the key that is wrong or missing."""
     metadata = read_gguf(source.path)
     fields = Fields(str(source.path), metadata.values)
-    _check_supported(fields)
-    hidden_size = fields.integer("llama.embedding_length")
-    num_heads = fields.integer("llama.attention.head_count")
-    rope = _rope(fields, metadata)
+    family, gguf = family_of_gguf(fields.text("general.architecture"), fields.where)
+    _check_supported(fields, gguf.architecture)
+    decoder = gguf.adjust(_decoder(source.name, family, fields, metadata), fields)
     weight_type = _weight_type(metadata)
     bos_id = fields.integer("tokenizer.ggml.bos_token_id", -1)
     eos_ids = tuple(dict.fromkeys(i for key in _ENDS for i in fields.integers(key)))
     return ModelCard(
-        name=source.name,
+        **decoder.settings(),
         source=source,
-        architecture="llama",
-        vocab_size=_shape(metadata, "token_embd.weight")[0],
-        hidden_size=hidden_size,
-        num_layers=fields.integer("llama.block_count"),
-        num_heads=num_heads,
-        num_kv_heads=fields.integer("llama.attention.head_count_kv", num_heads),
-        head_dim=_head_dim(fields, hidden_size, num_heads),
-        intermediate_size=fields.integer("llama.feed_forward_length"),
-        rms_norm_eps=fields.number("llama.attention.layer_norm_rms_epsilon"),
-        rope=rope,
-        max_model_len=fields.integer("llama.context_length"),
-        tie_word_embeddings="output.weight" not in metadata.tensors,
-        attention_bias="blk.0.attn_q.bias" in metadata.tensors,
-        attention_output_bias="blk.0.attn_output.bias" in metadata.tensors,
-        mlp_bias="blk.0.ffn_gate.bias" in metadata.tensors,
-        sliding_window=fields.integer("llama.attention.sliding_window", 0) or None,
         dtype=_DTYPES.get(weight_type, "bfloat16"),
         quantization="none" if weight_type in _DTYPES else weight_type,
         bos_token_id=None if bos_id < 0 else bos_id,
@@ -63,47 +49,74 @@ def load_gguf_card(source: ModelSource) -> ModelCard:
     )
 
 
-def _check_supported(fields: Fields) -> None:
-    architecture = fields.text("general.architecture")
-    if architecture != "llama":
-        raise ConfigError(
-            f"{fields.where}: architecture {architecture!r} is not supported; supported: llama"
-        )
-    if fields.integer("llama.expert_count", 0):
+def _decoder(name: str, family: Family, fields: Fields, metadata: GGUFMetadata) -> DecoderConfig:
+    """What all architectures say in the same words; the family adjusts the rest."""
+    key, tensors = fields.text("general.architecture"), metadata.tensors
+    num_layers = fields.integer(f"{key}.block_count")
+    num_heads = fields.integer(f"{key}.attention.head_count")
+    hidden_size = fields.integer(f"{key}.embedding_length")
+    head_dim = fields.integer(
+        f"{key}.attention.key_length", hidden_size // num_heads if num_heads > 0 else 0
+    )
+    return DecoderConfig(
+        name=name,
+        architecture=family.name,
+        vocab_size=_shape(metadata, "token_embd.weight")[0],
+        hidden_size=hidden_size,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=fields.integer(f"{key}.attention.head_count_kv", num_heads),
+        head_dim=head_dim,
+        rotary_dim=_rotary_dim(fields, key, head_dim),
+        intermediate_size=fields.integer(f"{key}.feed_forward_length"),
+        activation="silu",
+        norm_eps=fields.number(f"{key}.attention.layer_norm_rms_epsilon"),
+        rope=_rope(fields, key, metadata),
+        windows=(None,) * num_layers,
+        max_model_len=fields.integer(f"{key}.context_length"),
+        tie_word_embeddings="output.weight" not in tensors,
+        attention_bias="blk.0.attn_q.bias" in tensors,
+        attention_output_bias="blk.0.attn_output.bias" in tensors,
+        mlp_bias="blk.0.ffn_gate.bias" in tensors,
+        qk_norm=family.layer.q_norm is not None,
+        attention_scale=max(head_dim, 1) ** -0.5,
+    )
+
+
+def _check_supported(fields: Fields, architecture: str) -> None:
+    if fields.integer(f"{architecture}.expert_count", 0):
         raise ConfigError(f"{fields.where}: mixtures of experts are not supported")
     if fields.integer("split.count", 1) > 1:
         raise ConfigError(f"{fields.where}: GGUF files split into parts are not supported")
 
 
-def _head_dim(fields: Fields, hidden_size: int, num_heads: int) -> int:
-    rotated = fields.integer("llama.rope.dimension_count", 0)
-    default = hidden_size // num_heads if num_heads > 0 else 0
-    head_dim = fields.integer("llama.attention.key_length", default)
-    if rotated and rotated != head_dim:
+def _rotary_dim(fields: Fields, key: str, head_dim: int) -> int:
+    rotated = fields.integer(f"{key}.rope.dimension_count", head_dim)
+    if rotated != head_dim:
         raise ConfigError(
-            f"{fields.where}: llama.rope.dimension_count {rotated} differs from the head size "
+            f"{fields.where}: {key}.rope.dimension_count {rotated} differs from the head size "
             f"{head_dim}"
         )
-    return head_dim
+    return rotated
 
 
-def _rope(fields: Fields, metadata: GGUFMetadata) -> RopeConfig:
-    name = fields.text("llama.rope.scaling.type", "none")
+def _rope(fields: Fields, key: str, metadata: GGUFMetadata) -> RopeConfig:
+    name = fields.text(f"{key}.rope.scaling.type", "none")
     if name not in _SCALINGS:
         raise ConfigError(
-            f"{fields.where}: llama.rope.scaling.type {name!r} is not supported; supported: "
+            f"{fields.where}: {key}.rope.scaling.type {name!r} is not supported; supported: "
             f"{', '.join(_SCALINGS)}"
         )
-    factor = fields.number("llama.rope.scaling.factor", 1.0)
-    length = fields.integer("llama.context_length")
+    factor = fields.number(f"{key}.rope.scaling.factor", 1.0)
+    length = fields.integer(f"{key}.context_length")
     return RopeConfig(
-        theta=fields.number("llama.rope.freq_base", 10000.0),
+        theta=fields.number(f"{key}.rope.freq_base", 10000.0),
         scaling=_SCALINGS[name],
         factor=factor,
         original_max_position=fields.integer(
-            "llama.rope.scaling.original_context_length", int(length / factor)
+            f"{key}.rope.scaling.original_context_length", int(length / factor)
         ),
-        attention_factor=fields.optional_number("llama.rope.scaling.attn_factor"),
+        attention_factor=fields.optional_number(f"{key}.rope.scaling.attn_factor"),
         frequency_factors=_frequency_factors(metadata),
     )
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 from core.errors import ConfigError
 from text.card import Dtype, ModelCard
+from text.decoder_config import DecoderConfig
+from text.families.family import Family
+from text.families.registry import family_of_class
 from text.fields import Fields, read_json
-from text.huggingface_rope import read_rope, scaled_model_len
 from text.model_source import ModelSource
 from text.safetensors_files import SafetensorsTensor, read_safetensors_header, safetensors_files
 from text.weights_digest import WeightFile, weights_digest
 
-SUPPORTED = ("LlamaForCausalLM", "MistralForCausalLM")
-# Keys that change what the same weights compute and that no tensor's shape shows.
-_COMPUTING_KEYS = ("num_hidden_layers", "num_attention_heads", "rms_norm_eps")
-# What MistralConfig assumes where the key is absent; an explicit null means no window.
-_MISTRAL_WINDOW = 4096
 _SAFETENSORS_DTYPES: dict[str, Dtype] = {
     "F32": "float32",
     "BF16": "bfloat16",
@@ -29,31 +27,13 @@ def load_huggingface_card(source: ModelSource) -> ModelCard:
     config = read_json(source.path / "config.json")
     if config is None:
         raise ConfigError(f"{source.path} has no config.json")
-    architecture = _architecture(config)
+    family = _family(config)
+    decoder = dataclasses.replace(family.read(config), name=source.name)
     headers = {file: read_safetensors_header(file) for file in safetensors_files(source.path)}
     special = _SpecialTokens(source.path, config)
-    num_heads = config.integer("num_attention_heads")
-    hidden_size = config.integer("hidden_size")
-    rope = read_rope(config)
     return ModelCard(
-        name=source.name,
+        **decoder.settings(),
         source=source,
-        architecture="llama",
-        vocab_size=config.integer("vocab_size"),
-        hidden_size=hidden_size,
-        num_layers=config.integer("num_hidden_layers"),
-        num_heads=num_heads,
-        num_kv_heads=_num_kv_heads(config, architecture, num_heads),
-        head_dim=_head_dim(config, hidden_size, num_heads),
-        intermediate_size=config.integer("intermediate_size"),
-        rms_norm_eps=config.number("rms_norm_eps", 1e-6),
-        rope=rope,
-        max_model_len=scaled_model_len(rope, config.integer("max_position_embeddings")),
-        tie_word_embeddings=config.flag("tie_word_embeddings", False),
-        attention_bias=config.flag("attention_bias", False),
-        attention_output_bias=config.flag("attention_bias", False),
-        mlp_bias=config.flag("mlp_bias", False),
-        sliding_window=_sliding_window(config, architecture),
         dtype=_dtype(config, headers),
         quantization="none",
         bos_token_id=special.bos_token_id,
@@ -61,48 +41,16 @@ def load_huggingface_card(source: ModelSource) -> ModelCard:
         bos_token=special.bos_token,
         eos_token=special.eos_token,
         chat_template=_chat_template(source.path, special.tokenizer_config),
-        weights_digest=_digest(headers, config),
+        weights_digest=_digest(headers, decoder),
     )
 
 
-def _architecture(config: Fields) -> str:
+def _family(config: Fields) -> Family:
     names = config.texts("architectures")
-    name = names[0] if names else "none"
-    if name not in SUPPORTED:
-        raise ConfigError(
-            f"{config.where}: architecture {name} is not supported; supported: "
-            f"{', '.join(SUPPORTED)}"
-        )
+    family = family_of_class(names[0] if names else "none", config.where)
     if config.has("quantization_config"):
         raise ConfigError(f"{config.where}: quantization_config is not supported (GGUF files are)")
-    if config.text("hidden_act", "silu") not in ("silu", "swish"):
-        raise ConfigError(f"{config.where}: hidden_act {config.text('hidden_act')!r} is not silu")
-    return name
-
-
-def _num_kv_heads(config: Fields, architecture: str, num_heads: int) -> int:
-    # Llama's first checkpoints lack the key and mean multi-head attention; Mistral's never do.
-    default = num_heads if architecture == "LlamaForCausalLM" else None
-    return config.integer("num_key_value_heads", default)
-
-
-def _head_dim(config: Fields, hidden_size: int, num_heads: int) -> int:
-    if config.has("head_dim"):
-        return config.integer("head_dim")
-    if num_heads <= 0 or hidden_size % num_heads:
-        raise ConfigError(
-            f"{config.where}: hidden_size {hidden_size} is not a multiple of "
-            f"num_attention_heads {num_heads}"
-        )
-    return hidden_size // num_heads
-
-
-def _sliding_window(config: Fields, architecture: str) -> int | None:
-    if architecture != "MistralForCausalLM":
-        return None
-    if "sliding_window" in config.values and not config.has("sliding_window"):
-        return None
-    return config.integer("sliding_window", _MISTRAL_WINDOW)
+    return family
 
 
 def _dtype(config: Fields, headers: dict[Path, dict[str, SafetensorsTensor]]) -> Dtype:
@@ -117,7 +65,7 @@ def _dtype(config: Fields, headers: dict[Path, dict[str, SafetensorsTensor]]) ->
     return next((t for s, t in _SAFETENSORS_DTYPES.items() if s in stored), "float32")
 
 
-def _digest(headers: dict[Path, dict[str, SafetensorsTensor]], config: Fields) -> str:
+def _digest(headers: dict[Path, dict[str, SafetensorsTensor]], decoder: DecoderConfig) -> str:
     files = [
         WeightFile(
             name=path.name,
@@ -127,7 +75,7 @@ def _digest(headers: dict[Path, dict[str, SafetensorsTensor]], config: Fields) -
         )
         for path, header in headers.items()
     ]
-    return weights_digest(files, facts={key: config.values.get(key) for key in _COMPUTING_KEYS})
+    return weights_digest(files, facts=decoder.computing_settings())
 
 
 class _SpecialTokens:

@@ -26,19 +26,20 @@ _DEFAULT_THETA = 10000.0
 
 
 def read_rope(config: Fields) -> RopeConfig:
-    """Raises ConfigError for an unknown scaling, a missing parameter, or partial rotation."""
-    new = config.has("rope_parameters")
-    fields = config.section("rope_parameters" if new else "rope_scaling")
-    if (config if config.has("partial_rotary_factor") else fields).number(
-        "partial_rotary_factor", 1.0
-    ) != 1.0:
-        raise ConfigError(f"{config.where}: partial_rotary_factor other than 1 is not supported")
+    """Raises ConfigError for an unknown scaling or a missing parameter."""
+    fields = _section(config)
     theta = fields.number("rope_theta", config.number("rope_theta", _DEFAULT_THETA))
     scaling = _scaling(fields)
     max_position = config.integer("max_position_embeddings")
     if scaling == "none":
         return RopeConfig(theta=theta, original_max_position=max_position)
     return _scaled(scaling, theta, fields, config, max_position)
+
+
+def partial_rotary_factor(config: Fields, default: float) -> float:
+    """The share of a head that is rotated."""
+    fields = config if config.has("partial_rotary_factor") else _section(config)
+    return fields.number("partial_rotary_factor", default)
 
 
 def scaled_model_len(rope: RopeConfig, max_position: int) -> int:
@@ -52,6 +53,11 @@ def scaled_model_len(rope: RopeConfig, max_position: int) -> int:
     if rope.scaling == "yarn":
         return max(max_position, int(rope.original_max_position * rope.factor))
     return max_position
+
+
+def _section(config: Fields) -> Fields:
+    new = config.has("rope_parameters")
+    return config.section("rope_parameters" if new else "rope_scaling")
 
 
 def _scaling(fields: Fields) -> RopeScaling:

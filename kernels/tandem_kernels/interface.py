@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tandem_kernels.decoder import Decoder
+from tandem_kernels.decoder import Activation, Decoder
 from tandem_kernels.packed_linear import PackedLinear, QuantizedWeight
 
 
@@ -114,7 +114,8 @@ class Kernels(Protocol):
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x / rms(x) * weight along the last axis. [T, h] -> [T, h]."""
+        """x / rms(x) * weight along the last axis: x [T, h], or [T, heads, d] with contiguous
+        heads, all of which the weight [d] serves. -> the same shape, contiguous."""
         ...
 
     def add_rms_norm(
@@ -123,13 +124,19 @@ class Kernels(Protocol):
         """(rms_norm(x + residual), x + residual), each [T, h]. May overwrite x and residual."""
         ...
 
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        """(x - mean(x)) / deviation(x) * weight + bias along the last axis; shapes as `rms_norm`'s.
+        eps is added to the variance."""
+        ...
+
     def rope(
         self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Rotates q [T, heads, d] and k [T, kv_heads, d], element i with element i + d/2.
+        """Rotates q [T, heads, d] and k [T, kv_heads, d], element i with element i + r/2.
 
         Both may be views of one tensor whose heads are contiguous, and may be overwritten.
-        positions int64 [T]; cos_sin float32 [max_positions, d]: d/2 cosines, then d/2 sines.
+        positions int64 [T]; cos_sin float32 [max_positions, r]: r/2 cosines, then r/2 sines.
+        Elements of a head from r on stay as they are.
         """
         ...
 
@@ -168,8 +175,9 @@ class Kernels(Protocol):
         """
         ...
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """silu(gate) * up, from the two halves of the last axis. [T, 2 * f] -> [T, f]."""
+    def activate(self, x: Tensor, activation: Activation, *, gated: bool) -> Tensor:
+        """act(gate) * up, from the two halves of the last axis: [T, 2 * f] -> [T, f]; or, not
+        gated, act(x): [T, f] -> [T, f]. May overwrite x."""
         ...
 
     def program(self, decoder: Decoder) -> StepProgram | None:

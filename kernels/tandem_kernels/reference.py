@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from tandem_kernels.attention_plan import AttentionPlan, plan_attention
-from tandem_kernels.decoder import Decoder
+from tandem_kernels.decoder import Activation, Decoder
 from tandem_kernels.interface import AttentionMeta, LayerCache, StepProgram
 from tandem_kernels.packed_linear import PackedLinear, QuantizedWeight
 from tandem_kernels.reference_attention import attend
@@ -56,10 +58,13 @@ class ReferenceKernels:
         total = residual.add_(x)
         return self.rms_norm(total, weight, eps), total
 
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
+
     def rope(
         self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor
     ) -> tuple[Tensor, Tensor]:
-        cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)  # [T, 1, d/2]
+        cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)  # [T, 1, r/2]
         return _rotate(q, cos, sin), _rotate(k, cos, sin)
 
     def write_kv(self, k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor) -> None:
@@ -94,12 +99,11 @@ class ReferenceKernels:
         window: int | None = None,
         softcap: float = 0.0,
     ) -> Tensor:
-        assert softcap == 0.0
-        return attend(q, cache.k, cache.v, self._plan_of(meta, cache.k, window), scale)
+        plan = self._plan_of(meta, cache.k, window)
+        return attend(q, cache.k, cache.v, plan, scale, softcap)
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
-        return F.silu(gate).mul_(up)
+    def activate(self, x: Tensor, activation: Activation, *, gated: bool) -> Tensor:
+        return reference_activate(x, activation, gated=gated)
 
     def program(self, decoder: Decoder) -> StepProgram | None:
         return None
@@ -114,7 +118,24 @@ class ReferenceKernels:
         return self._plans[window]
 
 
+def reference_activate(x: Tensor, activation: Activation, *, gated: bool) -> Tensor:
+    """`Kernels.activate`, computed in float32."""
+    if not gated:
+        return _ACTIVATIONS[activation](x.float()).to(x.dtype)
+    gate, up = x.float().chunk(2, dim=-1)
+    return _ACTIVATIONS[activation](gate).mul_(up).to(x.dtype)
+
+
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """In float32 whatever x is: bfloat16 tables would lose positions beyond 256. [T, heads, d]."""
-    low, high = x.float().chunk(2, dim=-1)
-    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).to(x.dtype)
+    rotary_dim = 2 * cos.shape[-1]
+    low, high = x[..., :rotary_dim].float().chunk(2, dim=-1)
+    rotated = torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).to(x.dtype)
+    return torch.cat((rotated, x[..., rotary_dim:]), dim=-1)
+
+
+_ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+}

@@ -14,49 +14,82 @@ from tandem_kernels.attention_plan import AttentionPlan, DecodeBucket, PrefillCh
 
 
 def attend(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, scale: float
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    plan: AttentionPlan,
+    scale: float,
+    softcap: float = 0.0,
 ) -> Tensor:
     """Runs every bucket and chunk of `plan`. q [T, heads, d] -> [T, heads, d]."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     for bucket in plan.buckets:
-        _decode(q, k_cache, v_cache, bucket, scale, out)
+        _decode(q, k_cache, v_cache, bucket, scale, softcap, out)
     for chunk in plan.chunks:
-        _prefill(q, k_cache, v_cache, chunk, scale, out)
+        _prefill(q, k_cache, v_cache, chunk, scale, softcap, out)
     return out
 
 
 def _decode(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, bucket: DecodeBucket, scale: float, out: Tensor
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    bucket: DecodeBucket,
+    scale: float,
+    softcap: float,
+    out: Tensor,
 ) -> None:
     """The query heads that share a KV head become the rows of one small matrix."""
     b, num_heads, d = len(bucket.rows), q.shape[1], q.shape[2]
     num_kv_heads = k_cache.shape[1]
     queries = q.index_select(0, bucket.rows).float()  # [b, heads, d]
-    attended = F.scaled_dot_product_attention(
+    attended = _attention(
         queries.view(b, num_kv_heads, num_heads // num_kv_heads, d),
         _gather(k_cache, bucket.planes).view(b, num_kv_heads, -1, d),
         _gather(v_cache, bucket.planes).view(b, num_kv_heads, -1, d),
-        attn_mask=bucket.bias,
-        scale=scale,
+        bucket.bias,
+        scale,
+        softcap,
     )  # [b, kv_heads, heads / kv_heads, d]
     out.index_copy_(0, bucket.rows, attended.reshape(b, num_heads, d).to(out.dtype))
 
 
 def _prefill(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, chunk: PrefillChunk, scale: float, out: Tensor
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    chunk: PrefillChunk,
+    scale: float,
+    softcap: float,
+    out: Tensor,
 ) -> None:
     num_kv_heads, d = k_cache.shape[1], q.shape[2]
     seen = slice(chunk.first_slot, chunk.last_slot)
-    attended = F.scaled_dot_product_attention(
+    attended = _attention(
         q[chunk.start : chunk.end].float().transpose(0, 1).unsqueeze(0),  # [1, heads, t, d]
         _gather(k_cache, chunk.planes).view(1, num_kv_heads, -1, d)[:, :, seen],
         _gather(v_cache, chunk.planes).view(1, num_kv_heads, -1, d)[:, :, seen],
-        attn_mask=chunk.bias,
-        is_causal=chunk.bias is None,
-        scale=scale,
-        enable_gqa=True,
+        chunk.bias,
+        scale,
+        softcap,
     )  # [1, heads, t, d]
     out[chunk.start : chunk.end] = attended.squeeze(0).transpose(0, 1)
+
+
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, softcap: float
+) -> Tensor:
+    """q [b, heads, t, d], k, v [b, kv_heads, S, d]; bias [.., t, S], None: causal, t == S."""
+    if softcap == 0.0:
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=bias, is_causal=bias is None, scale=scale, enable_gqa=True
+        )
+    groups = q.shape[1] // k.shape[1]
+    scores = q @ k.repeat_interleave(groups, 1).transpose(2, 3)  # [b, heads, t, S]
+    scores = torch.tanh(scores * (scale / softcap)) * softcap
+    if bias is None:
+        bias = torch.full(scores.shape[2:], float("-inf"), device=q.device).triu(1)
+    return (scores + bias).softmax(-1) @ v.repeat_interleave(groups, 1)
 
 
 def _gather(cache: Tensor, planes: Tensor) -> Tensor:

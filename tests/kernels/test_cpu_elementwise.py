@@ -45,12 +45,17 @@ def test_norms_equal_their_twins(num_tokens: int, hidden: int, dtype: torch.dtyp
 @pytest.mark.parametrize("width", [1, 15, 16, 33, 1536])
 def test_silu_mul_equals_its_twin(width: int, dtype: torch.dtype) -> None:
     gate_up = torch.randn(5, 2 * width).to(dtype) * 8
-    assert_close(cpu_kernels(dtype).silu_mul(gate_up), TWIN.silu_mul(gate_up.float()))
+    assert_close(
+        cpu_kernels(dtype).activate(gate_up, "silu", gated=True),
+        TWIN.activate(gate_up.float(), "silu", gated=True),
+    )
 
 
 def test_silu_mul_of_extremes() -> None:
     gate = torch.tensor([0.0, -0.0, 1e30, -1e30, 88.0, -88.0, 127.9, -127.9, float("nan")])
-    out = cpu_kernels(torch.float32).silu_mul(torch.cat((gate, torch.ones(9)))[None])[0]
+    out = cpu_kernels(torch.float32).activate(
+        torch.cat((gate, torch.ones(9)))[None], "silu", gated=True
+    )[0]
     torch.testing.assert_close(out, torch.nn.functional.silu(gate), equal_nan=True)
 
 
@@ -104,10 +109,10 @@ def test_a_row_has_the_same_bits_in_any_batch_on_any_thread(
     kernels = cpu_kernels(dtype)
     x, weight = torch.randn(300, 1000).to(dtype), torch.randn(1000).to(dtype)
     rows = [kernels.rms_norm(x[i : i + 1], weight, 1e-5) for i in range(300)]
-    gated = [kernels.silu_mul(x[i : i + 1]) for i in range(300)]
+    gated = [kernels.activate(x[i : i + 1], "silu", gated=True) for i in range(300)]
     with kernel_threads(num_threads):
         assert torch.equal(kernels.rms_norm(x, weight, 1e-5), torch.cat(rows))
-        assert torch.equal(kernels.silu_mul(x), torch.cat(gated))
+        assert torch.equal(kernels.activate(x, "silu", gated=True), torch.cat(gated))
         added, _ = kernels.add_rms_norm(x.clone(), torch.zeros_like(x), weight, 1e-5)
         assert torch.equal(added, torch.cat(rows))
 

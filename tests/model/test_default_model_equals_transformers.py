@@ -8,7 +8,7 @@ from fakes_generation import Generation
 from fakes_oracle import load_oracle
 from fakes_tiny_model import TinyModel
 
-from model.llama import CausalLM
+from model.causal_lm import CausalLM
 from model.loader import load_model
 from model.tensor_parallel import TensorParallel
 from text.model_card import ModelCard, load_card

@@ -17,10 +17,11 @@ from gguf import GGMLQuantizationType as Type
 from gguf.quants import dequantize, quantize
 
 from core.errors import ConfigError
+from model.causal_lm import CausalLM
 from model.gguf_checkpoint import GGUFCheckpoint
-from model.llama import CausalLM
 from model.loader import load_model
 from model.tensor_parallel import TensorParallel
+from text.families.llama import LLAMA
 from text.model_card import ModelCard, load_card
 from text.model_source import ModelSource
 
@@ -128,7 +129,7 @@ def test_parts_equal_the_same_part_of_the_whole(kind: Type, tmp_path: Path) -> N
     write_file(tmp_path / "model.gguf", tiny, kind)
     weights = tiny.oracle.state_dict()
     query, down = "model.layers.1.self_attn.q_proj", "model.layers.0.mlp.down_proj.weight"
-    with GGUFCheckpoint(tmp_path / "model.gguf", HEAD_DIM) as checkpoint:
+    with GGUFCheckpoint(tmp_path / "model.gguf", LLAMA, HEAD_DIM) as checkpoint:
         heads = range(HEAD_DIM, 3 * HEAD_DIM)
         for name in (f"{query}.weight", f"{query}.bias"):
             part = checkpoint.read(name, rows=heads)
@@ -151,7 +152,7 @@ def test_k_quants_equal_the_gguf_library(kind: Type, tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with GGUFCheckpoint(tmp_path / "k.gguf", HEAD_DIM) as checkpoint:
+    with GGUFCheckpoint(tmp_path / "k.gguf", LLAMA, HEAD_DIM) as checkpoint:
         values = checkpoint.read("model.layers.0.mlp.up_proj.weight", rows=range(1, 5))
     assert values.shape == (4, 2 * block)
     assert torch.equal(values, torch.from_numpy(dequantize(packed, kind)[1:5]))

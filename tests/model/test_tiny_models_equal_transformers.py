@@ -12,7 +12,7 @@ import torch
 from fakes_generation import Generation
 from fakes_tiny_model import TinyModel
 
-from model.llama import CausalLM
+from model.causal_lm import CausalLM
 from model.loader import load_model
 from model.tensor_parallel import TensorParallel
 from text.model_card import ModelCard

@@ -64,11 +64,10 @@ def test_kv_spec_says_layers_heads_and_window(tmp_path: Path) -> None:
 
 def test_a_null_window_is_none_and_an_absent_one_is_mistrals_default(tmp_path: Path) -> None:
     mistral = ["MistralForCausalLM"]
-    assert (
-        card_of(tmp_path / "a", architectures=mistral, sliding_window=None).sliding_window is None
-    )
-    assert card_of(tmp_path / "b", architectures=mistral).sliding_window == 4096
-    assert card_of(tmp_path / "c", sliding_window=24).sliding_window is None
+    null = card_of(tmp_path / "a", architectures=mistral, sliding_window=None)
+    assert null.windows == (None, None)
+    assert card_of(tmp_path / "b", architectures=mistral).windows == (4096, 4096)
+    assert card_of(tmp_path / "c", sliding_window=24).windows == (None, None)
 
 
 def test_parameters_are_counted_with_biases_and_own_head(tmp_path: Path) -> None:
@@ -125,7 +124,7 @@ def test_dtype_comes_from_config_or_else_from_the_weights(tmp_path: Path) -> Non
         ({"head_dim": 7}, "head_dim 7"),
         ({"vocab_size": -1}, "vocab_size"),
         ({"max_position_embeddings": REMOVED}, "max_position_embeddings"),
-        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"hidden_act": "relu"}, "hidden_act 'relu'"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"rope_scaling": {"type": "sideways"}}, "sideways"),
         ({"rope_scaling": {"type": "linear"}}, "factor"),

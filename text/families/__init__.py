@@ -1,0 +1,1 @@
+"""Families of decoders: each one's tensors and settings, a file for each."""
