@@ -9,6 +9,8 @@ from core.kv_spec import KVSpec
 
 PROTOCOL_VERSION = 1
 BLOCK_HASH_VERSION = 1
+KV_QUANTIZATION_VERSION = 1
+"""How scales are chosen and values rounded: KV of another way would be read wrongly."""
 
 
 def compat_key(*, weights_digest: str, quantization: str, rope: str, kv_spec: KVSpec) -> str:
@@ -21,6 +23,7 @@ def compat_key(*, weights_digest: str, quantization: str, rope: str, kv_spec: KV
         "quantization": quantization,
         "rope": rope,
         "kv_dtype": kv_spec.dtype,
+        "kv_quantization": KV_QUANTIZATION_VERSION if kv_spec.is_quantized else None,
         "block_size": kv_spec.block_size,
         "groups": [[g.num_layers, g.num_kv_heads, g.head_dim, g.window] for g in kv_spec.groups],
         "block_hash": BLOCK_HASH_VERSION,

@@ -6,6 +6,16 @@ from dataclasses import dataclass
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
+_QUANTIZED_BYTES = {"int8": 1, "fp8": 1}
+"""fp8 is e4m3fn."""
+_SCALE_BYTES = 2
+"""Of the bfloat16 that multiplies one token's values of one head, where they are quantised."""
+
+
+def resolve_kv_dtype(configured: str, compute_dtype: str) -> str:
+    """`cache.kv_cache_dtype` as an element type: `auto` is the type that the model computes in."""
+    return compute_dtype if configured == "auto" else configured
+
 
 @dataclass(frozen=True, slots=True)
 class KVGroup:
@@ -19,18 +29,31 @@ class KVGroup:
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """The logical KV of a model: groups of layers, a block size in tokens, and an element type."""
+    """The logical KV of a model: groups of layers, a block size in tokens, and an element type.
+
+    `dtype` is one of float32, bfloat16, float16, int8 and fp8.
+    """
 
     groups: tuple[KVGroup, ...]
     block_size: int
     dtype: str
 
     @property
+    def is_quantized(self) -> bool:
+        """Each token and head has a scale of its own beside its values."""
+        return self.dtype in _QUANTIZED_BYTES
+
+    def bytes_per_row(self, head_dim: int) -> int:
+        """One token's key or value of one head, with its scale."""
+        if self.is_quantized:
+            return head_dim * _QUANTIZED_BYTES[self.dtype] + _SCALE_BYTES
+        return head_dim * DTYPE_BYTES[self.dtype]
+
+    @property
     def bytes_per_token(self) -> int:
-        """2 (K and V) x layers x KV heads x head size x bytes, summed over groups."""
+        """2 (K and V) x layers x KV heads x bytes of a row, summed over groups."""
         return sum(
-            2 * g.num_layers * g.num_kv_heads * g.head_dim * DTYPE_BYTES[self.dtype]
-            for g in self.groups
+            2 * g.num_layers * g.num_kv_heads * self.bytes_per_row(g.head_dim) for g in self.groups
         )
 
     @property

@@ -1,24 +1,26 @@
-"""The tensors behind the block pool: one worker rank's share of the KV.
+"""The bytes behind the block pool: one worker rank's share of the KV.
 
-Wire layout (agreed between P and D)  [block, layer, k/v, kv_head, token, dim]
+Wire layout (agreed between P and D)   [block, layer, k/v, kv_head] pieces
 
-Memory has the same layout, which is private to this side. So a block is one piece: packing copies
-whole pieces, and a pool of huge pages takes memory a few blocks at a time.
+    piece    values [token, dim], then, if the type is quantised, bfloat16 scales [token]
+
+Memory has the same layout, which is private to this side. So a block is contiguous, some heads of
+it are whole pieces, and packing copies bytes whatever their type; and a pool of huge pages takes
+memory a few blocks at a time.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
 from tandem_kernels import LayerCache
 from tandem_kernels.host_memory import lazy_zeros
+from tandem_kernels.kv_blocks import block_copies
 
 from core.errors import ConfigError
-from core.kv_spec import DTYPE_BYTES, KVSpec
-
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+from core.kv_spec import KVSpec
+from kv_cache.pieces import layer_caches
 
 
 class KVStorage:
@@ -43,39 +45,26 @@ class KVStorage:
         num_kv_heads, self.head_dim = shapes.pop()
         self.spec = spec
         self.num_blocks = num_blocks
-        self.block_size = spec.block_size
         self.num_layers = sum(group.num_layers for group in spec.groups)
         self.num_kv_heads = num_kv_heads_local or num_kv_heads
-        self.dtype = _DTYPES[spec.dtype]
+        self.piece_bytes = spec.block_size * spec.bytes_per_row(self.head_dim)
+        """Bytes of one block's keys or values of one layer and head."""
         self.device = torch.device(device)
-        shape = (
-            num_blocks,
-            self.num_layers,
-            2,
-            self.num_kv_heads,
-            self.block_size,
-            self.head_dim,
+        # [block, layer and k/v, heads' pieces]
+        self._pool = _zeros(
+            (num_blocks, 2 * self.num_layers, self.num_kv_heads * self.piece_bytes), self.device
         )
-        self._wire = _zeros(shape, self.dtype, self.device)
-        self.data = self._wire.permute(1, 2, 0, 3, 4, 5)
-        """The same memory as [layer, k/v, block, kv_head, token, dim]."""
+        self._copies = block_copies(self.device)
         # Made once: a step asks for every layer
-        self._layers = [LayerCache(k, v) for k, v in self.data.unbind(0)]
+        self._layers = layer_caches(self._pool, spec, self.head_dim)
 
     @property
     def bytes_per_block(self) -> int:
         """Bytes of one block on this rank, stored or on the wire."""
-        return (
-            2
-            * self.num_layers
-            * self.num_kv_heads
-            * self.block_size
-            * self.head_dim
-            * DTYPE_BYTES[self.spec.dtype]
-        )
+        return 2 * self.num_layers * self.num_kv_heads * self.piece_bytes
 
     def layer(self, index: int) -> LayerCache:
-        """K and V of one layer, whose blocks are contiguous but lie apart."""
+        """One layer's K and V, whose blocks and heads lie apart."""
         return self._layers[index]
 
     def pack(
@@ -86,44 +75,50 @@ class KVStorage:
     ) -> torch.Tensor:
         """Copies blocks into one contiguous tensor in wire layout.
 
-        `head_slice` names local heads (unset: all). Returns [n, layers, 2, heads, block_size,
-        head_dim] on this device, or fills `out` (of that shape, perhaps pinned on the host).
+        `head_slice` names local heads (unset: all). Returns uint8 [n, layers, 2, heads,
+        piece_bytes] on this device, or fills `out` (of that shape, perhaps pinned on the host).
         """
-        source = self._heads(head_slice)
-        index = self._index(blocks)
+        part = self._part(head_slice)
+        shape = (len(blocks), *self._block_shape(part))
         if out is None or out.device != self.device:
-            packed = source.index_select(0, index).contiguous()
-            return packed if out is None else out.copy_(packed)
-        assert out.is_contiguous() and out.shape == (len(blocks), *source.shape[1:])
-        torch.index_select(source, 0, index, out=out)
-        return out
+            packed = torch.empty(shape, dtype=torch.uint8, device=self.device)
+        else:
+            packed = out
+        assert packed.is_contiguous() and packed.shape == shape
+        self._copies.pack(part, blocks, packed.view(len(blocks), *part.shape[1:]))
+        return packed if out is None or out is packed else out.copy_(packed)
 
     def unpack(
         self, blocks: Sequence[int], staging: torch.Tensor, head_slice: slice | None = None
     ) -> None:
         """Writes `staging` (as `pack` made it, on any device) into `blocks`' local heads."""
-        target = self._heads(head_slice)
-        assert staging.dtype == self.dtype, f"{staging.dtype} staged for {self.dtype} KV"
-        assert staging.shape == (len(blocks), *target.shape[1:])
-        target.index_copy_(0, self._index(blocks), staging.to(self.device))
+        part = self._part(head_slice)
+        assert staging.dtype == torch.uint8
+        assert staging.shape == (len(blocks), *self._block_shape(part))
+        staged = staging.to(self.device).view(len(blocks), *part.shape[1:])
+        self._copies.unpack(part, blocks, staged)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copies whole blocks, given as (source, target); for forking a partly filled block."""
+        """Copies whole blocks, given as (source, target); for forking a partly filled block.
+
+        No target is a source too.
+        """
         if pairs:
-            sources, targets = zip(*pairs, strict=True)
-            copied = self._wire.index_select(0, self._index(sources))
-            self._wire.index_copy_(0, self._index(targets), copied)
+            self._copies.copy(self._pool, pairs)
 
-    def _heads(self, head_slice: slice | None) -> torch.Tensor:
-        """The storage in wire order, [num_blocks, layers, 2, heads, block_size, head_dim]."""
-        return self._wire if head_slice is None else self._wire[:, :, :, head_slice]
+    def _part(self, head_slice: slice | None) -> torch.Tensor:
+        """The heads' pieces in all runs of the pool, uint8 [num_blocks, 2 x layers, bytes]."""
+        if head_slice is None:
+            return self._pool
+        first, end, _ = head_slice.indices(self.num_kv_heads)
+        return self._pool[:, :, first * self.piece_bytes : end * self.piece_bytes]
 
-    def _index(self, blocks: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(blocks, dtype=torch.int64, device=self.device)
+    def _block_shape(self, part: torch.Tensor) -> tuple[int, ...]:
+        return (self.num_layers, 2, part.shape[2] // self.piece_bytes, self.piece_bytes)
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _zeros(shape: tuple[int, int, int], device: torch.device) -> torch.Tensor:
     """Zeros; on CPUs without touching the pages, so a pool takes only the memory it has used."""
     if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    return lazy_zeros(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
+        return torch.zeros(shape, dtype=torch.uint8, device=device)
+    return lazy_zeros(shape[0] * shape[1] * shape[2]).view(shape)

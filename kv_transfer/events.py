@@ -58,9 +58,9 @@ class BlocksArrived:
     """Blocks of a prompt lie in staging, to be unpacked if the pull still lives.
 
     `first_block` counts from the prompt's start. `staging` is
-    [num_blocks, layer, k/v, kv_head, token, dim] in this rank's heads; it is valid until `release`,
-    which may be called once, from any thread, and must be called in every case: until then the
-    slot is not acknowledged and P sends only a few messages more.
+    uint8 [num_blocks, layer, k/v, kv_head, piece_bytes] in this rank's heads; it is valid until
+    `release`, which may be called once, from any thread, and must be called in every case: until
+    then the slot is not acknowledged and P sends only a few messages more.
     """
 
     transfer_id: str

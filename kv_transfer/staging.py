@@ -19,32 +19,26 @@ from kv_transfer.link import DataLink
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """One rank's share of a block on the wire: [layer, k/v, kv_head, token, dim]."""
+    """One rank's share of a block on the wire: [layer, k/v, kv_head] pieces of bytes.
+
+    A piece is one head's values of a block and, if they are quantised, its scales.
+    """
 
     num_layers: int
     num_kv_heads: int
-    block_size: int
-    head_dim: int
-    dtype: torch.dtype
+    piece_bytes: int
     device: torch.device
 
     @classmethod
     def of(cls, storage: KVStorage) -> BlockFormat:
-        return cls(
-            storage.num_layers,
-            storage.num_kv_heads,
-            storage.block_size,
-            storage.head_dim,
-            storage.dtype,
-            storage.device,
-        )
+        return cls(storage.num_layers, storage.num_kv_heads, storage.piece_bytes, storage.device)
 
     def shape(self, num_heads: int) -> tuple[int, ...]:
-        return (self.num_layers, 2, num_heads, self.block_size, self.head_dim)
+        return (self.num_layers, 2, num_heads, self.piece_bytes)
 
     @property
     def bytes_per_block(self) -> int:
-        return math.prod(self.shape(self.num_kv_heads)) * self.dtype.itemsize
+        return math.prod(self.shape(self.num_kv_heads))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +71,16 @@ class Staging:
         on_device = backend == "nccl"
         pinned = not on_device and block_format.device.type == "cuda"
         self._num_slots = limits.max_inflight_messages
-        # [slot, block, layer, k/v, kv_head, token, dim]
+        # [slot, block, layer, k/v, kv_head, piece_bytes]
         self._slots = torch.empty(
             (self._num_slots, limits.num_blocks(block_format), *block_format.shape(num_heads)),
-            dtype=block_format.dtype,
+            dtype=torch.uint8,
             device=block_format.device if on_device else "cpu",
             pin_memory=pinned,
         )
 
     def slot(self, seq: int, num_blocks: int) -> torch.Tensor:
-        """Message `seq`'s buffer, [num_blocks, layer, k/v, kv_head, token, dim], contiguous."""
+        """Message `seq`'s buffer, [num_blocks, layer, k/v, kv_head, piece_bytes], contiguous."""
         return self._slots[seq % self._num_slots, :num_blocks]
 
 
@@ -107,7 +101,7 @@ def assemble(
 ) -> torch.Tensor:
     """All local heads of message `seq`: the only lane's own buffer, or the lanes' put together.
 
-    Returns [num_blocks, layer, k/v, kv_head, token, dim].
+    Returns uint8 [num_blocks, layer, k/v, kv_head, piece_bytes].
     """
     if whole is None:
         (lane,) = lanes

@@ -6,6 +6,7 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
@@ -39,10 +40,18 @@ E = TypeVar("E")
 R = TypeVar("R")
 
 
-def random_storage(seed: int) -> KVStorage:
-    storage = KVStorage(SPEC, NUM_BLOCKS)
+INT8_SPEC = replace(SPEC, dtype="int8")
+
+
+def random_storage(
+    seed: int, spec: KVSpec = SPEC, *, num_blocks: int = NUM_BLOCKS, num_heads: int | None = None
+) -> KVStorage:
+    """Bytes of any value: transfers don't look at them."""
+    storage = KVStorage(spec, num_blocks, num_kv_heads_local=num_heads)
+    shape = storage.pack(range(num_blocks)).shape
     generator = torch.Generator().manual_seed(seed)
-    storage.data.copy_(torch.rand(storage.data.shape, generator=generator))
+    random = torch.randint(256, shape, dtype=torch.uint8, generator=generator)
+    storage.unpack(range(num_blocks), random)
     return storage
 
 
@@ -100,10 +109,11 @@ class PrefillPeer:
         epoch: str = "p1",
         port: int = 0,
         seed: int = 1,
+        spec: KVSpec = SPEC,
         post: Callable[[object], None] | None = None,
     ) -> None:
         self.inbox = Inbox()
-        self.storage = random_storage(seed)
+        self.storage = random_storage(seed, spec)
         self.stats = TransferStats()
         self.config = config
         self.clock = MonotonicClock()
@@ -172,10 +182,15 @@ class DecodePeer:
     """D without a model: it unpacks what arrives into blocks of its own."""
 
     def __init__(
-        self, maker: LinkMaker, config: TransferConfig, *, compat_key: str = "compat"
+        self,
+        maker: LinkMaker,
+        config: TransferConfig,
+        *,
+        compat_key: str = "compat",
+        spec: KVSpec = SPEC,
     ) -> None:
         self.inbox = Inbox()
-        self.storage = KVStorage(SPEC, NUM_BLOCKS)
+        self.storage = KVStorage(spec, NUM_BLOCKS)
         self.stats = TransferStats()
         self._maker = maker
         self._thread = _LoopThread()

@@ -1,4 +1,4 @@
-"""One layer's paged KV and one batch, as the C++ kernels take them: the structs of layer_cache.h."""
+"""A layer's paged KV and a batch, as the C++ kernels take them: the structs of layer_cache.h."""
 
 from __future__ import annotations
 
