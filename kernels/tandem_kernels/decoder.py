@@ -9,7 +9,8 @@
     mlp         gated: down(act(gate) * up), gate and up stacked; else down(act(up))
 
 What is between operations, x and the summands of a parallel layer included, is rounded to the
-kernels' dtype. Sizes are this rank's. Weights are ready to use: a norm that multiplies with 1 + w holds 1 + w.
+kernels' dtype. Sizes are this rank's. Weights are ready to use: a norm that multiplies with 1 + w
+holds 1 + w.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tandem_kernels.cpu.attention import PagedAttention
+from tandem_kernels.cpu.decoder import CpuProgram
 from tandem_kernels.cpu.elementwise import Elementwise
 from tandem_kernels.cpu.kv_write import KVWriter
 from tandem_kernels.cpu.layer_cache import CacheStructs
@@ -26,6 +27,7 @@ class CpuKernels:
     """
 
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
+        self._library = library
         self._elementwise = Elementwise(library, dtype)
         self._linears = LinearPacker(library)
         self._caches = CacheStructs()
@@ -93,11 +95,8 @@ class CpuKernels:
     ) -> Tensor:
         return self._attention.attend(q, cache, meta, scale=scale, window=window, softcap=softcap)
 
-    def activate(self, gate_up: Tensor, activation: Activation, gated: bool) -> Tensor:
-        return self._elementwise.activate(gate_up, activation, gated=gated)
-
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        return self.activate(gate_up, "silu", True)
+    def activate(self, x: Tensor, activation: Activation, *, gated: bool) -> Tensor:
+        return self._elementwise.activate(x, activation, gated=gated)
 
     def program(self, decoder: Decoder) -> StepProgram | None:
-        return None
+        return CpuProgram(self._library, decoder, self.dtype, self._caches)

@@ -1,0 +1,189 @@
+// A step, from token ids to hidden states and logits.
+//
+//   few rows    each operation is divided among the threads, one after the other
+//   many rows   threads take slabs of rows through all that lies between two attentions:
+//
+//       | embed > norm > qkv > rope, write |  attention  | output > + > mlp > + > norm > qkv > ... |
+//       |    slab by slab, no barrier      | all threads |           slab by slab                  |
+//
+// Both call the same operations on the same rows, whose bits depend on nothing but the row. In the
+// last layer only rows that somebody asked for go on once the KV is written.
+#include "decoder.h"
+
+#include <atomic>
+#include <cstring>
+
+#include "decoder_memory.h"
+#include "decoder_slab.h"
+#include "decoder_timer.h"
+#include "thread_pool.h"
+
+namespace tandem {
+namespace {
+
+// Rows of final norms that are worth a thread.
+constexpr std::int64_t kMinNormRows = 16;
+
+class DecoderStep {
+ public:
+  DecoderStep(const TandemDecoder& decoder, const TandemStep& step)
+      : decoder_(decoder),
+        step_(step),
+        memory_(decoder, step.num_tokens, step.batch->num_sequences, step.num_threads, step.scratch),
+        timings_(step.timings),
+        work_(decoder, step, memory_, timings_),
+        batch_(*step.batch),
+        num_rows_(step.num_tokens) {}
+
+  void run() {
+    over_slabs([&](const Slab& slab) {
+      work_.embed(slab);
+      work_.before_attention(0, slab);
+    });
+    for (std::int64_t layer = 0; layer < decoder_.num_layers; ++layer) {
+      const bool is_last = layer + 1 == decoder_.num_layers;
+      if (is_last && step_.rows != nullptr) keep_wanted_rows();
+      if (num_rows_ == 0) return;
+      attend(layer);
+      over_slabs([&](const Slab& slab) {
+        work_.after_attention(layer, slab);
+        if (!is_last) work_.before_attention(layer + 1, slab);
+      });
+    }
+    finish();
+    if (step_.logits != nullptr) {
+      compute_logits(decoder_, step_.hidden, step_.num_rows, step_.logits, timings_);
+    }
+  }
+
+  static void compute_logits(const TandemDecoder& decoder, const void* hidden, std::int64_t rows,
+                             float* logits, const StepTimings& timings) {
+    timings.measure(StepWork::kHead, [&] {
+      tandem_linear(decoder.head, hidden, decoder.hidden_size, rows, logits);
+      if (decoder.logits_softcap != 0.0f) {
+        softcap_rows(logits, rows, decoder.logits_size, decoder.logits_softcap);
+      }
+    });
+  }
+
+ private:
+  template <class F>
+  void over_slabs(const F& f) {
+    const Slabs slabs(num_rows_, step_.num_threads);
+    if (slabs.number == 1) {
+      f(Slab{0, num_rows_, memory_.slab(0)});
+      return;
+    }
+    std::atomic<std::int64_t> next{0};
+    const auto take_slabs = [&](int part) {
+      for (std::int64_t i = next.fetch_add(1); i < slabs.number; i = next.fetch_add(1)) {
+        const std::int64_t begin = slabs.begin(i);
+        f(Slab{begin, slabs.begin(i + 1) - begin, memory_.slab(part)});
+      }
+    };
+    parallel_parts(static_cast<int>(std::min(step_.num_threads, slabs.number)), take_slabs);
+  }
+
+  void attend(std::int64_t index) const {
+    timings_.measure(StepWork::kAttention, [&] {
+      const TandemAttention attention{decoder_.num_heads, decoder_.layers[index].window,
+                                      decoder_.attention_scale, decoder_.attention_softcap};
+      tandem_paged_attention(&batch_, &attention, step_.caches[index],
+                             static_cast<std::int32_t>(decoder_.element), memory_.qkv,
+                             work_.qkv_width(), memory_.attended);
+    });
+  }
+
+  // A sequence goes on from its first wanted row: its queries remain the last of its context.
+  void keep_wanted_rows() {
+    std::int64_t* places = memory_.places;
+    std::fill_n(places, step_.num_tokens, 0);
+    for (std::int64_t i = 0; i < step_.num_rows; ++i) places[step_.rows[i]] = 1;
+    num_rows_ = 0;
+    memory_.kept_starts[0] = 0;
+    for (std::int64_t s = 0; s < batch_.num_sequences; ++s) {
+      std::int64_t row = batch_.query_starts[s];
+      const std::int64_t end = batch_.query_starts[s + 1];
+      while (row < end && places[row] == 0) ++row;
+      for (; row < end; ++row) {
+        places[row] = num_rows_;
+        memory_.kept[num_rows_++] = row;
+      }
+      memory_.kept_starts[s + 1] = static_cast<std::int32_t>(num_rows_);
+    }
+    batch_.query_starts = memory_.kept_starts;
+    close_up(memory_.residual, decoder_.hidden_size, decoder_.hidden_size);
+    close_up(memory_.qkv, work_.qkv_width(), decoder_.num_heads * decoder_.head_dim);
+  }
+
+  // Moves the first `size` elements of kept rows up to each other.
+  void close_up(char* rows, std::int64_t width, std::int64_t size) const {
+    const std::int64_t bytes = StepMemory::element_size(decoder_.element);
+    for (std::int64_t i = 0; i < num_rows_; ++i) {
+      if (memory_.kept[i] == i) continue;
+      std::memcpy(rows + i * width * bytes, rows + memory_.kept[i] * width * bytes,
+                  static_cast<std::size_t>(size * bytes));
+    }
+  }
+
+  void finish() const {
+    const std::int64_t hidden = decoder_.hidden_size;
+    const std::int64_t row_bytes = hidden * StepMemory::element_size(decoder_.element);
+    const auto norm = [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        const std::int64_t row = step_.rows == nullptr ? i : memory_.places[step_.rows[i]];
+        norm_rows(decoder_.element, decoder_.final_norm, memory_.residual + row * row_bytes, hidden,
+                  1, static_cast<char*>(step_.hidden) + i * row_bytes, hidden, 1, hidden,
+                  decoder_.norm_eps);
+      }
+    };
+    timings_.measure(StepWork::kNorm,
+                     [&] { parallel_ranges(step_.num_rows, kMinNormRows, norm); });
+  }
+
+  const TandemDecoder& decoder_;
+  const TandemStep& step_;
+  const StepMemory memory_;
+  const StepTimings timings_;
+  const SlabWork work_;
+  TandemBatch batch_;
+  std::int64_t num_rows_;  // of the layer under way
+};
+
+bool all_below(const std::int64_t* numbers, std::int64_t count, std::int64_t limit) {
+  return std::all_of(numbers, numbers + count,
+                     [&](std::int64_t number) { return number >= 0 && number < limit; });
+}
+
+StepError check(const TandemDecoder& decoder, const TandemStep& step) {
+  if (!all_below(step.token_ids, step.num_tokens, decoder.vocab_size)) return StepError::kTokenId;
+  if (!all_below(step.batch->positions, step.num_tokens, decoder.max_positions)) {
+    return StepError::kPosition;
+  }
+  if (step.rows != nullptr && !all_below(step.rows, step.num_rows, step.num_tokens)) {
+    return StepError::kRow;
+  }
+  return StepError::kNone;
+}
+
+}  // namespace
+}  // namespace tandem
+
+extern "C" {
+
+std::int64_t tandem_decoder_scratch_bytes(const TandemDecoder* decoder, std::int64_t num_tokens,
+                                          std::int64_t num_sequences, std::int64_t num_threads) {
+  return tandem::StepMemory(*decoder, num_tokens, num_sequences, num_threads, nullptr).size_bytes();
+}
+
+std::int32_t tandem_decoder_step(const TandemDecoder* decoder, const TandemStep* step) {
+  const tandem::StepError error = tandem::check(*decoder, *step);
+  if (error == tandem::StepError::kNone) tandem::DecoderStep(*decoder, *step).run();
+  return static_cast<std::int32_t>(error);
+}
+
+void tandem_decoder_logits(const TandemDecoder* decoder, const void* hidden, std::int64_t rows,
+                           float* logits, std::int64_t* timings) {
+  tandem::DecoderStep::compute_logits(*decoder, hidden, rows, logits, tandem::StepTimings(timings));
+}
+}
