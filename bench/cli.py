@@ -6,6 +6,7 @@ import typer
 
 from bench.batching_command import batching
 from bench.handoff_command import handoff
+from bench.peers.command import peers_app
 from bench.serve_command import serve
 from bench.suite_command import suite
 from bench.throughput_command import throughput
@@ -17,3 +18,4 @@ app = typer.Typer(
 )
 for verb in (serve, throughput, batching, handoff, suite):
     app.command()(verb)
+app.add_typer(peers_app, name="peers")

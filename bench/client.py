@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from bench.chunk import ChunkLog
@@ -45,6 +46,8 @@ class Target:
     api_key: str | None = None
     include_timings: bool = False
     """Ask a Tandem server to report its own durations."""
+    extra_body: Mapping[str, object] = field(default_factory=dict)
+    """Fields that only this server knows, sent with every request."""
     timeout_s: float = 600.0
     """Deadline of one request."""
 
@@ -148,7 +151,7 @@ def _body(item: WorkItem, target: Target, seed: str) -> dict[str, object]:
         body["ignore_eos"] = True
     if target.include_timings:
         body["include_timings"] = True
-    return body
+    return {**body, **target.extra_body}
 
 
 def _prefix(base_url: str) -> str:

@@ -1,0 +1,1 @@
+"""Other servers beside ours: the same weights and prompts, each over its own HTTP server."""

