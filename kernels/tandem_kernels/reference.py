@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -15,27 +14,16 @@ from tandem_kernels.decoder import Activation, Decoder
 from tandem_kernels.interface import AttentionMeta, LayerCache, StepProgram
 from tandem_kernels.packed_linear import PackedLinear, QuantizedWeight
 from tandem_kernels.reference_attention import attend
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class ReferenceLinear:
-    """`PackedLinear` that keeps its weight as it is."""
-
-    weight: Tensor
-    bias: Tensor | None
-    out_dtype: torch.dtype
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias).to(self.out_dtype)
-
-    def weight_rows(self, indices: Tensor) -> Tensor:
-        return F.embedding(indices, self.weight)
+from tandem_kernels.reference_kv_cache import write_rows
+from tandem_kernels.reference_linear import ReferenceLinear, ReferenceQuantizedLinear
 
 
 class ReferenceKernels:
     """`Kernels` in plain torch; one object per model, since it remembers the last step's plan."""
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        """`dtype` is that of the results of quantised weights."""
+        self._dtype = dtype
         self._meta: AttentionMeta | None = None
         self._plans: dict[int | None, AttentionPlan] = {}
 
@@ -46,8 +34,9 @@ class ReferenceKernels:
         *,
         out_dtype: torch.dtype | None = None,
     ) -> PackedLinear:
-        assert isinstance(weight, Tensor)
-        return ReferenceLinear(weight, bias, out_dtype or weight.dtype)
+        if isinstance(weight, Tensor):
+            return ReferenceLinear(weight, bias, out_dtype or weight.dtype)
+        return ReferenceQuantizedLinear(weight, bias, out_dtype or self._dtype, self._dtype)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return F.rms_norm(x, (x.shape[-1],), weight, eps)
@@ -68,12 +57,8 @@ class ReferenceKernels:
         return _rotate(q, cos, sin), _rotate(k, cos, sin)
 
     def write_kv(self, k: Tensor, v: Tensor, cache: LayerCache, slot_mapping: Tensor) -> None:
-        block_size = cache.k.shape[2]
-        blocks = torch.div(slot_mapping, block_size, rounding_mode="floor")
-        where = (blocks, slot_mapping - blocks * block_size)
-        # [num_blocks, block_size, kv_heads, d]: views, so the cache itself is written
-        cache.k.permute(0, 2, 1, 3).index_put_(where, k)
-        cache.v.permute(0, 2, 1, 3).index_put_(where, v)
+        write_rows(k, cache.k, cache.k_scales, slot_mapping)
+        write_rows(v, cache.v, cache.v_scales, slot_mapping)
 
     def rope_write_kv(
         self,
@@ -100,7 +85,7 @@ class ReferenceKernels:
         softcap: float = 0.0,
     ) -> Tensor:
         plan = self._plan_of(meta, cache.k, window)
-        return attend(q, cache.k, cache.v, plan, scale, softcap)
+        return attend(q, cache, plan, scale, softcap)
 
     def activate(self, x: Tensor, activation: Activation, *, gated: bool) -> Tensor:
         return reference_activate(x, activation, gated=gated)

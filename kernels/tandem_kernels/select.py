@@ -6,6 +6,7 @@ import torch
 
 from tandem_kernels.cpu.kernels import CPU_DTYPES, CpuKernels
 from tandem_kernels.cpu.library import cpu_library
+from tandem_kernels.cpu.sampling import CpuSampling
 from tandem_kernels.interface import Kernels
 from tandem_kernels.reference import ReferenceKernels
 
@@ -20,4 +21,10 @@ def select(device: torch.device, dtype: torch.dtype) -> Kernels:
         if library is not None:
             library.tandem_set_num_threads(torch.get_num_threads())
             return CpuKernels(library, dtype)
-    return ReferenceKernels()
+    return ReferenceKernels(dtype)
+
+
+def select_sampling(device: torch.device) -> CpuSampling | None:
+    """The compiled sampling for logits on `device`; None: there is none, torch has to do it."""
+    library = cpu_library() if device.type == "cpu" else None
+    return None if library is None else CpuSampling(library)

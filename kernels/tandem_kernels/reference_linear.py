@@ -1,0 +1,80 @@
+"""Plain torch twins of linear layers, on floats and on whole numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tandem_kernels.packed_linear import QuantizedWeight
+
+_INT8_MAX = 127
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ReferenceLinear:
+    """`PackedLinear` that keeps its weight as it is."""
+
+    weight: Tensor
+    bias: Tensor | None
+    out_dtype: torch.dtype
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias).to(self.out_dtype)
+
+    def weight_rows(self, indices: Tensor) -> Tensor:
+        return F.embedding(indices, self.weight)
+
+
+class ReferenceQuantizedLinear:
+    """`PackedLinear` of whole numbers. Computes in float32 what they stand for.
+
+    w8a8: each row of x is rounded to x_scale * q with q in -127..127; sums of products are exact,
+    and are multiplied with both scales afterwards.
+    """
+
+    def __init__(
+        self,
+        weight: QuantizedWeight,
+        bias: Tensor | None,
+        out_dtype: torch.dtype,
+        dtype: torch.dtype,
+    ) -> None:
+        """`dtype` is that of rows looked up."""
+        self._rounds_activations = weight.scheme == "w8a8"
+        self._row_scales = weight.scales.squeeze(1) if self._rounds_activations else None
+        self._weight = weight.values.float() if self._rounds_activations else floats_of(weight)
+        self._bias = None if bias is None else bias.float()
+        self._out_dtype = out_dtype
+        self._dtype = dtype
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = self._rounded(x.float()) if self._rounds_activations else self._product(x.float())
+        return (y if self._bias is None else y + self._bias).to(self._out_dtype)
+
+    def weight_rows(self, indices: Tensor) -> Tensor:
+        rows = F.embedding(indices, self._weight)
+        if self._row_scales is not None:
+            rows = rows * self._row_scales[indices].unsqueeze(1)
+        return rows.to(self._dtype)
+
+    def _product(self, x: Tensor) -> Tensor:
+        return F.linear(x, self._weight)
+
+    def _rounded(self, x: Tensor) -> Tensor:
+        assert self._row_scales is not None
+        largest = x.abs().amax(dim=1, keepdim=True)  # [T, 1]
+        scales = torch.where(largest > 0, largest / _INT8_MAX, 1.0)
+        # In float64, because sums of some thousand products leave float32's whole numbers
+        sums = F.linear((x / scales).round().double(), self._weight.double())
+        return sums.float() * (scales * self._row_scales)
+
+
+def floats_of(weight: QuantizedWeight) -> Tensor:
+    """float32 [out, in]: scale * value + offset, each operation rounded once."""
+    columns = torch.arange(weight.values.shape[1], device=weight.values.device)
+    groups = columns // weight.group_size
+    floats = weight.values * weight.scales[:, groups]
+    return floats if weight.offsets is None else floats.add_(weight.offsets[:, groups])
