@@ -49,10 +49,7 @@ EnvironmentsOption = Annotated[
 @peers_app.callback()
 def peers(
     context: typer.Context,
-    environments: # Columns for every server, where no terminal's width says otherwise.
-_FILE_WIDTH = 200
-
-EnvironmentsOption = None,
+    environments: EnvironmentsOption = None,
     workload: Annotated[
         list[str] | None, typer.Option(help="What is measured; may be repeated. Default: all.")
     ] = None,
@@ -112,10 +109,7 @@ EnvironmentsOption = None,
 @peers_app.command()
 def install(
     names: Annotated[list[str] | None, typer.Argument(help="Default: all.")] = None,
-    environments: # Columns for every server, where no terminal's width says otherwise.
-_FILE_WIDTH = 200
-
-EnvironmentsOption = None,
+    environments: EnvironmentsOption = None,
 ) -> None:
     """Make a peer's own environment: vllm, llama.cpp or transformers."""
     places = places_at(environments)

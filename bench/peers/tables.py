@@ -13,7 +13,7 @@ from bench.peers.summary import Summary
 
 
 def peers_table(report: PeersReport) -> Table:
-    """A section for each figure, a row for each contender, a column for each server compared with."""
+    """A section for each figure, a row for each contender, a column for each ratio."""
     table = Table(
         title="Servers side by side",
         caption=(
