@@ -63,8 +63,10 @@ class RouterSession:
 
     async def take(self, timeout_s: float) -> list[codec.WorkerEvent]:
         """What has arrived, waiting at most `timeout_s` for something."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._arrived.wait(), timeout_s)
+        if not self._arrived.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._arrived.wait()
         self._arrived.clear()
         events, self._unread = self._unread, []
         return events
@@ -209,10 +211,12 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             events = await session.take(self._load_report_s)
             for message in codec.events_to_wire(events):
                 yield message
-            load = self._load()
-            if load != reported or loop.time() - reported_at >= self._heartbeat_s:
-                reported, reported_at = load, loop.time()
-                yield worker_pb2.SessionEvent(load=codec.load_to_wire(load))
+            age_s = loop.time() - reported_at
+            if reported is None or age_s >= self._load_report_s:
+                load = self._load()
+                if load != reported or age_s >= self._heartbeat_s:
+                    reported, reported_at = load, loop.time()
+                    yield worker_pb2.SessionEvent(load=codec.load_to_wire(load))
             if reader.done() or session.ended:
                 return
 

@@ -133,12 +133,12 @@ class DecodeRole:
         return make_plan(decision.chunks)
 
     def complete(self, plan: StepPlan, sampled: list[Sampled], now: float) -> None:
-        tokens = iter(sampled)
+        next_token = 0
         for chunk in plan.chunks:
-            drawn = [next(tokens) for _ in chunk.sample_choices]
+            first, next_token = next_token, next_token + len(chunk.sample_choices)
             self._scheduler.computed(chunk.sequence, chunk.num_tokens)
-            if drawn:
-                self._emit(chunk, drawn, now)
+            if first < next_token:
+                self._emit(chunk, sampled[first:next_token], now)
 
     def fail(self, transfer_id: str, code: str, message: str) -> None:
         self._fail(transfer_id, code, message)
@@ -258,13 +258,13 @@ class DecodeRole:
         copies: list[tuple[int, int]] = []
         for token in live[1:]:
             fork = self._scheduler.fork(parent, token.choice)
-            fork.sequence.token_ids.append(token.token_id)
+            fork.sequence.append(token.token_id)
             task.sequences.append(fork.sequence)
             copies += [fork.copy] if fork.copy else []
         if copies:
             self._kv_ops.copy_blocks(copies)
         parent.choices = (live[0].choice,)
-        parent.token_ids.append(live[0].token_id)
+        parent.append(live[0].token_id)
 
     def _pull_needless(self, message: PullNeedless) -> None:
         """P's first tokens were the last ones; the router has them from P."""
@@ -300,6 +300,9 @@ class DecodeRole:
         task = self._tasks[sequence.transfer_id]
         if task.handoff is None and task.computed_at is None:
             task.computed_at = now
+        if len(drawn) == 1:
+            self._emit_one(task, chunk, drawn[0])
+            return
         tokens: list[FirstToken] = []
         for choice, token in zip(chunk.sample_choices, drawn, strict=True):
             event = self._token_event(sequence, choice, token)
@@ -307,6 +310,18 @@ class DecodeRole:
             tokens.append(FirstToken(choice, token.token_id, event.finish_reason is not None))
         self._run_choices(task, sequence, tokens)
         self._finish_if_over(task)
+
+    def _emit_one(self, task: _Task, chunk: PlannedChunk, token: Sampled) -> None:
+        """What nearly every row of nearly every step comes to."""
+        sequence, choices = chunk.sequence, chunk.sample_choices
+        event = self._token_event(sequence, choices[0], token)
+        self._events.append(event)
+        if event.finish_reason is None:
+            sequence.choices = choices
+            sequence.append(token.token_id)
+        else:
+            self._end(task, sequence)
+            self._finish_if_over(task)
 
     def _token_event(self, sequence: Sequence, choice: int, token: Sampled) -> TokenEvent:
         position = sequence.num_output_tokens

@@ -106,9 +106,12 @@ class DecodeScheduler:
 
     def computed(self, sequence: Sequence, num_tokens: int) -> None:
         """The next `num_tokens` tokens have KV now."""
-        sequence.num_computed += num_tokens
-        publish_full_blocks(self._pool, sequence, num_tokens)
-        release_outside_window(self._pool, sequence, self._limits.window)
+        size, before = self._pool.block_size, sequence.num_computed
+        sequence.num_computed = before + num_tokens
+        if before // size != sequence.num_computed // size:
+            publish_full_blocks(self._pool, sequence, num_tokens)
+        if self._limits.window is not None:
+            release_outside_window(self._pool, sequence, self._limits.window)
 
     def fork(self, parent: Sequence, choice: int) -> Fork:
         """Splits a choice off a finished prompt: full blocks are shared, the last one copied.
@@ -144,22 +147,28 @@ class DecodeScheduler:
         return sum(self._growth(s, s.max_tokens_total) for s in inside)
 
     def _plan_running(self, decision: Decision) -> None:
-        num_decode = sum(1 for s in self.running if s.num_uncomputed == 1)
+        num_decode = sum([s.num_uncomputed == 1 for s in self.running])
         spare = self._limits.max_num_batched_tokens - num_decode
         budget = min(self._limits.chunk_tokens, max(0, spare))
         index = 0
         while index < len(self.running):  # preemption shortens the list at its end
             sequence = self.running[index]
-            wanted = min(sequence.num_uncomputed, max(budget, 1 if _decodes(sequence) else 0))
-            if wanted and self._ensure_blocks(sequence, wanted):
-                decision.chunks.append(_chunk(sequence, wanted))
-                budget -= 0 if _decodes(sequence) else wanted
+            if sequence.num_uncomputed == 1:
+                if self._ensure_blocks(sequence, 1):
+                    decision.chunks.append(PlannedChunk(sequence, 1, sequence.choices))
+            else:
+                wanted = min(sequence.num_uncomputed, budget)
+                if wanted and self._ensure_blocks(sequence, wanted):
+                    decision.chunks.append(_chunk(sequence, wanted))
+                    budget -= wanted
             index += 1
         self._chunk_budget = budget
 
     def _ensure_blocks(self, sequence: Sequence, num_tokens: int) -> bool:
         """Takes what the next `num_tokens` tokens need, from those behind in order if need be."""
         end = sequence.num_computed + num_tokens
+        if end <= len(sequence.block_table) * self._pool.block_size:
+            return True
         needed = num_missing_blocks(self._pool, sequence, end)
         while needed > self._pool.num_available:
             if self.running[-1] is sequence:
@@ -259,10 +268,6 @@ class DecodeScheduler:
 
 def _insert(queue: list[Sequence], sequence: Sequence) -> None:
     bisect.insort(queue, sequence, key=lambda s: s.order)
-
-
-def _decodes(sequence: Sequence) -> bool:
-    return sequence.num_uncomputed == 1
 
 
 def _chunk(sequence: Sequence, num_tokens: int) -> PlannedChunk:

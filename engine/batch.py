@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.plan import PlannedChunk, StepPlan
-from engine.sampler import SampleRow
+from engine.sample_row import SampleRow
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
@@ -35,24 +35,29 @@ class StepInput:
 def flatten(plan: StepPlan, block_size: int) -> StepInput:
     """Arrays for `plan`. Every chunk's blocks must have been allocated."""
     chunks = plan.chunks
-    lengths = np.array([c.num_tokens for c in chunks], dtype=np.int32)
     starts = np.array([c.sequence.num_computed for c in chunks], dtype=np.int32)
-    query_starts = np.zeros(len(chunks) + 1, dtype=np.int32)
-    np.cumsum(lengths, out=query_starts[1:])
-    row_of_token = np.repeat(np.arange(len(chunks)), lengths)
-    offsets = np.arange(query_starts[-1]) - query_starts[row_of_token]
-    positions = offsets.astype(np.int64) + starts[row_of_token]
     tables = _block_tables(chunks)
+    if plan.num_decode == len(chunks):  # one token each: rows and tokens are the same
+        query_starts = np.arange(len(chunks) + 1, dtype=np.int32)
+        row_of_token = query_starts[:-1]
+        context_lens, positions = starts + np.int32(1), starts.astype(np.int64)
+    else:
+        lengths = np.array([c.num_tokens for c in chunks], dtype=np.int32)
+        query_starts = np.zeros(len(chunks) + 1, dtype=np.int32)
+        np.cumsum(lengths, out=query_starts[1:])
+        row_of_token = np.repeat(np.arange(len(chunks), dtype=np.int32), lengths)
+        offsets = np.arange(query_starts[-1]) - query_starts[row_of_token]
+        context_lens, positions = starts + lengths, offsets + starts[row_of_token]
     blocks = tables[row_of_token, positions // block_size].astype(np.int64)
     sampled = [row for row, chunk in enumerate(chunks) if chunk.sample_choices]
     return StepInput(
         token_ids=_token_ids(plan),
         positions=positions,
         query_starts=query_starts,
-        context_lens=starts + lengths,
+        context_lens=context_lens,
         block_tables=tables,
         slot_mapping=blocks * block_size + positions % block_size,
-        logits_rows=(query_starts[1:][sampled] - 1).astype(np.int64),
+        logits_rows=query_starts[1:][sampled].astype(np.int64) - 1,
         num_decode=plan.num_decode,
     )
 
@@ -61,32 +66,13 @@ def sample_rows(plan: StepPlan, eos_token_ids: tuple[int, ...]) -> list[SampleRo
     """One row per (chunk, choice) that samples, in the plan's order."""
     rows: list[SampleRow] = []
     logits_row = 0
-    for chunk in plan.chunks:
-        rows += [_sample_row(chunk, c, logits_row, eos_token_ids) for c in chunk.sample_choices]
-        logits_row += bool(chunk.sample_choices)
+    for sequence, _, choices in plan.chunks:
+        for choice in choices:
+            params, position = sequence.sampling, sequence.num_output_tokens
+            history = sequence.history()
+            rows.append(SampleRow(params, choice, position, history, logits_row, eos_token_ids))
+        logits_row += bool(choices)
     return rows
-
-
-def _sample_row(
-    chunk: PlannedChunk, choice: int, logits_row: int, eos_token_ids: tuple[int, ...]
-) -> SampleRow:
-    sequence = chunk.sequence
-    params = sequence.sampling
-    penalised = (
-        params.repetition_penalty != 1.0
-        or params.presence_penalty != 0.0
-        or params.frequency_penalty != 0.0
-    )
-    split = sequence.attempt.num_prompt_tokens
-    return SampleRow(
-        params=params,
-        choice=choice,
-        position=sequence.num_output_tokens,
-        prompt_token_ids=sequence.token_ids[:split] if penalised else (),
-        output_token_ids=sequence.token_ids[split:] if penalised else (),
-        logits_row=logits_row,
-        eos_token_ids=eos_token_ids,
-    )
 
 
 def _block_tables(chunks: tuple[PlannedChunk, ...]) -> Int32:
@@ -99,6 +85,8 @@ def _block_tables(chunks: tuple[PlannedChunk, ...]) -> Int32:
 
 def _token_ids(plan: StepPlan) -> Int64:
     decode = [c.sequence.token_ids[c.sequence.num_computed] for c in plan.chunks[: plan.num_decode]]
+    if plan.num_decode == len(plan.chunks):
+        return np.array(decode, dtype=np.int64)
     parts = [np.array(decode, dtype=np.int64)]
     for chunk in plan.chunks[plan.num_decode :]:
         start = chunk.sequence.num_computed

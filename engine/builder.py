@@ -11,12 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from tandem_kernels import select_sampling
 
 from core.compat import compat_key
 from core.config import Config
 from core.errors import ConfigError
 from core.kv_spec import KVSpec
 from core.request import SamplingParams
+from engine.compiled_sampler import CompiledSampler
 from engine.intake import Limits
 from engine.machine import (
     available_memory_bytes,
@@ -26,7 +28,7 @@ from engine.machine import (
 )
 from engine.runner import ModelRunner, profile_blocks, profile_step
 from engine.sample_row import SampleRow
-from engine.sampler import Sampler
+from engine.sampler import Sampler, TokenSampler
 from kv_cache.block_pool import BlockPool
 from kv_cache.sizing import Demand, MemoryProfile, plan_blocks
 from kv_cache.storage import KVStorage
@@ -150,10 +152,14 @@ def _profile(config: Config, card: ModelCard, spec: KVSpec, model: CausalLM) -> 
         spec, num_blocks, device=model.device, num_kv_heads_local=len(model.kv_heads)
     )
     params = SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9, logprobs=5)
-    rows = [SampleRow(params, 0, 0, (), (), row, ()) for row in range(num_decode + 1)]
+    rows = [SampleRow(params, 0, 0, None, row, ()) for row in range(num_decode + 1)]
     step = profile_step(num_decode, chunk, spec.block_size)
     _runner(card, model, scratch).execute(step, rows)
 
 
 def _runner(card: ModelCard, model: CausalLM, storage: KVStorage) -> ModelRunner:
-    return ModelRunner(model, storage, Sampler(card.vocab_size), device=model.device)
+    kernel = select_sampling(model.device)
+    sampler: TokenSampler = (
+        Sampler(card.vocab_size) if kernel is None else CompiledSampler(card.vocab_size, kernel)
+    )
+    return ModelRunner(model, storage, sampler, device=model.device)

@@ -14,7 +14,8 @@ import numpy.typing as npt
 import torch
 
 from core.request import SamplingParams
-from engine.sample_row import SampleRow
+from engine.sample_row import SampleRow, has_penalties
+from engine.token_history import TokenHistory
 
 Int64 = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -22,7 +23,7 @@ Floats = npt.NDArray[np.float32]
 
 def needs_edits(row: SampleRow) -> bool:
     """Whether anything but the model decides this row's logits."""
-    return bool(row.params.logit_bias) or _has_penalties(row.params) or _may_not_stop(row)
+    return bool(row.params.logit_bias) or has_penalties(row.params) or _may_not_stop(row)
 
 
 def edit_logits(logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:
@@ -45,14 +46,6 @@ class _Penalties:
     reductions: Floats
 
 
-def _has_penalties(params: SamplingParams) -> bool:
-    return (
-        params.repetition_penalty != 1.0
-        or params.presence_penalty != 0.0
-        or params.frequency_penalty != 0.0
-    )
-
-
 def _may_not_stop(row: SampleRow) -> bool:
     return row.position < row.params.min_tokens
 
@@ -72,7 +65,11 @@ def _add_biases(logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:
 
 
 def _penalise(logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:
-    found = {i: _penalties(row) for i, row in enumerate(rows) if _has_penalties(row.params)}
+    found = {
+        i: _penalties(row.params, row.history)
+        for i, row in enumerate(rows)
+        if row.history is not None
+    }
     if not found:
         return
     at = np.repeat(list(found), [len(p.token_ids) for p in found.values()])
@@ -86,15 +83,11 @@ def _penalise(logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:
     logits.index_put_(places, scaled - reductions.to(logits.device))
 
 
-def _penalties(row: SampleRow) -> _Penalties:
-    params = row.params
-    prompt = np.asarray(row.prompt_token_ids, dtype=np.int64)
-    output = np.asarray(row.output_token_ids, dtype=np.int64)
-    token_ids, inverse = np.unique(np.concatenate([prompt, output]), return_inverse=True)
-    counts = np.bincount(inverse[len(prompt) :], minlength=len(token_ids))
+def _penalties(params: SamplingParams, history: TokenHistory) -> _Penalties:
+    counts = history.counts
     reductions = params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
-    factors = np.full(len(token_ids), params.repetition_penalty, dtype=np.float32)
-    return _Penalties(token_ids, factors, reductions.astype(np.float32))
+    factors = np.full(len(counts), params.repetition_penalty, dtype=np.float32)
+    return _Penalties(history.token_ids.astype(np.int64), factors, reductions.astype(np.float32))
 
 
 def _forbid_stopping(logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from engine.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedChunk:
+class PlannedChunk(NamedTuple):
     """`num_tokens` tokens of one sequence from its first uncomputed one.
 
     `sample_choices` are the choices whose next token is drawn from the chunk's last position: none
@@ -37,5 +37,7 @@ def make_plan(chunks: list[PlannedChunk]) -> StepPlan | None:
     if not chunks:
         return None
     singles = [chunk for chunk in chunks if chunk.num_tokens == 1]
+    if len(singles) == len(chunks):
+        return StepPlan(tuple(singles), len(singles))
     longer = [chunk for chunk in chunks if chunk.num_tokens > 1]
     return StepPlan(tuple(singles + longer), len(singles))

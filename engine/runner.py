@@ -7,8 +7,9 @@ import torch
 from tandem_kernels.interface import AttentionMeta
 
 from engine.batch import StepInput
+from engine.profile_ranges import profile_ranges
 from engine.sample_row import SampleRow
-from engine.sampler import Sampled, Sampler
+from engine.sampler import Sampled, TokenSampler
 from kv_cache.storage import KVStorage
 from model.causal_lm import CausalLM
 
@@ -20,7 +21,7 @@ class ModelRunner:
         self,
         model: CausalLM,
         storage: KVStorage,
-        sampler: Sampler,
+        sampler: TokenSampler,
         *,
         device: torch.device,
     ) -> None:
@@ -28,19 +29,33 @@ class ModelRunner:
         self._storage = storage
         self._sampler = sampler
         self._device = device
+        self._on_cpu = device.type == "cpu"
+        self._range = profile_ranges()
 
     def execute(self, step: StepInput, rows: list[SampleRow]) -> list[Sampled]:
         """One token for each row, in order. Rows may share logits, as choices of one prompt do."""
         with torch.inference_mode():
-            hidden = self._model.forward(
-                self._tensor(step.token_ids),
-                self._tensor(step.positions),
-                self._meta(step),
-                self._storage,
-            )  # [T, hidden]
-            if not rows:
-                return []
-            logits = self._model.logits(hidden[self._tensor(step.logits_rows)])  # [R, vocab]
+            logits = self.compute(step)
+            return self.sample(logits, rows) if rows else []
+
+    @torch.inference_mode()
+    def compute(self, step: StepInput) -> torch.Tensor:
+        """Writes the step's KV. -> float32 [R, vocab] of its `logits_rows`."""
+        arguments = (
+            self._tensor(step.token_ids),
+            self._tensor(step.positions),
+            self._meta(step),
+            self._storage,
+            self._tensor(step.logits_rows),
+        )
+        with self._range("forward"):
+            if len(step.logits_rows):
+                return self._model.step(*arguments)
+            return self._model.forward(*arguments)
+
+    def sample(self, logits: torch.Tensor, rows: list[SampleRow]) -> list[Sampled]:
+        """`execute`'s second half."""
+        with self._range("sampling"):
             return self._sampler.sample(logits, rows)
 
     def _meta(self, step: StepInput) -> AttentionMeta:
@@ -54,7 +69,8 @@ class ModelRunner:
         )
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
+        tensor = torch.from_numpy(array)
+        return tensor if self._on_cpu else tensor.to(self._device, non_blocking=True)
 
 
 def profile_step(num_decode: int, chunk_tokens: int, block_size: int) -> StepInput:

@@ -1,25 +1,32 @@
-"""What the sampler needs to know about one token to be sampled."""
+"""What a sampler needs to know about one token to be sampled."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from core.request import SamplingParams
+from engine.token_history import TokenHistory
 
 
-@dataclass(frozen=True, slots=True)
-class SampleRow:
+class SampleRow(NamedTuple):
     """One token of one choice; the first tokens of n choices share one row of logits.
 
-    The token ids are read only when penalties are on. `position` is the token's index among the
-    choice's output tokens.
+    `position` is the token's index among the choice's output tokens.
     """
 
     params: SamplingParams
     choice: int
     position: int
-    prompt_token_ids: Sequence[int]
-    output_token_ids: Sequence[int]
+    history: TokenHistory | None
+    """Of all tokens before; only where penalties are on."""
     logits_row: int
     eos_token_ids: tuple[int, ...]
+
+
+def has_penalties(params: SamplingParams) -> bool:
+    """Whether what was seen before changes the logits."""
+    return (
+        params.repetition_penalty != 1.0
+        or params.presence_penalty != 0.0
+        or params.frequency_penalty != 0.0
+    )

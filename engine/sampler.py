@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -24,14 +24,20 @@ from engine.random_numbers import uniform
 from engine.sample_row import SampleRow
 from engine.top_tokens import top_tokens
 
-__all__ = ["NonFiniteLogitsError", "SampleRow", "Sampled", "Sampler"]
+__all__ = [
+    "MIN_TEMPERATURE",
+    "NonFiniteLogitsError",
+    "SampleRow",
+    "Sampled",
+    "Sampler",
+    "TokenSampler",
+]
 
 # As in vLLM: below this a temperature is greedy, since dividing by it overflows.
-_MIN_TEMPERATURE = 1e-5
+MIN_TEMPERATURE = 1e-5
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(NamedTuple):
     """One row's token."""
 
     token_id: int
@@ -48,6 +54,12 @@ class NonFiniteLogitsError(TandemError):
         self.rows = rows
 
 
+class TokenSampler(Protocol):
+    """`Sampler`, or `engine.compiled_sampler.CompiledSampler`."""
+
+    def sample(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled]: ...
+
+
 class _Kind(enum.Enum):
     GREEDY = "greedy"
     RANDOM = "random"
@@ -55,7 +67,7 @@ class _Kind(enum.Enum):
 
 
 class Sampler:
-    """Chooses tokens from a vocabulary of `vocab_size`; keeps no state between calls."""
+    """Chooses tokens in torch, on any device, from a vocabulary of `vocab_size`. Keeps no state."""
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -116,7 +128,7 @@ class Sampler:
         return draw_filtered(draws, self._filters(rows, logits.device))
 
     def _kind(self, params: SamplingParams) -> _Kind:
-        if params.temperature < _MIN_TEMPERATURE or params.top_k == 1:
+        if params.temperature < MIN_TEMPERATURE or params.top_k == 1:
             return _Kind.GREEDY
         if self._top_k(params) < self.vocab_size or params.top_p < 1 or params.min_p > 0:
             return _Kind.FILTERED

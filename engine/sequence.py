@@ -20,6 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from core.request import Attempt, SamplingParams
+from engine.sample_row import has_penalties
+from engine.token_history import TokenHistory
 from kv_cache.block_hash import extend
 from kv_cache.block_pool import Holder, HolderKind
 
@@ -103,9 +105,11 @@ class Sequence:
         "hashes",
         "holder",
         "num_computed",
+        "num_prompt_tokens",
         "status",
         "root",
         "token_ids",
+        "_history",
     )
 
     def __init__(
@@ -115,7 +119,9 @@ class Sequence:
         self.choices = choices
         self.arrival = arrival
         self.token_ids: list[int] = list(attempt.token_ids)
+        self.num_prompt_tokens = attempt.num_prompt_tokens
         self.num_computed = 0
+        self._history: TokenHistory | None = None
         self.block_table = BlockTable()
         self.hashes: list[bytes] = []
         self.status = SequenceStatus.WAITING
@@ -141,7 +147,7 @@ class Sequence:
 
     @property
     def num_output_tokens(self) -> int:
-        return len(self.token_ids) - self.attempt.num_prompt_tokens
+        return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def num_uncomputed(self) -> int:
@@ -150,7 +156,20 @@ class Sequence:
     @property
     def max_tokens_total(self) -> int:
         """Length at which `max_tokens` ends the sequence; its last token needs no KV."""
-        return self.attempt.num_prompt_tokens + self.sampling.max_tokens
+        return self.num_prompt_tokens + self.sampling.max_tokens
+
+    def append(self, token_id: int) -> None:
+        """One more output token, which has no KV yet."""
+        self.token_ids.append(token_id)
+        if self._history is not None:
+            self._history.append(token_id)
+
+    def history(self) -> TokenHistory | None:
+        """What penalties look at, counted once and kept from then on; None without penalties."""
+        if self._history is None and has_penalties(self.sampling):
+            split = self.num_prompt_tokens
+            self._history = TokenHistory(self.token_ids[:split], self.token_ids[split:])
+        return self._history
 
     def set_status(self, status: SequenceStatus) -> None:
         assert status in _LEGAL[self.status], f"{self.holder}: {self.status} -> {status}"
@@ -170,6 +189,7 @@ class Sequence:
         child = Sequence(self.attempt, (choice,), arrival=self.arrival, root=self.root)
         child.token_ids = list(self.token_ids)
         child.hashes = list(self.hashes)
+        child._history = None if self._history is None else self._history.copy()
         return child
 
     def restart(self) -> None:

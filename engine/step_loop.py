@@ -1,9 +1,10 @@
 """The thread that owns pool, storage and role: take messages, plan, compute, tell.
 
     post(message)        any thread; wakes the loop
-    loop:  take all messages > role.handle > role.schedule > publish
-       > executor > role.complete > publish
+    loop:  take all messages > role.handle > role.schedule > tell
+       > executor > role.complete > tell
     stop()               any thread; the loop ends after the current step failure
+    telling              in a thread of its own, while the next step computes (teller.py)
     whatever escapes ends the loop and is kept in `failure`; the shell dies of it
 
 Progress is the age of the last step while work is pending: readers compute it from two attributes
@@ -23,9 +24,11 @@ from core.clock import Clock
 from core.load import LoadReport
 from engine.batch import StepInput, flatten, sample_rows
 from engine.plan import StepPlan
+from engine.profile_ranges import profile_ranges
 from engine.role import Role
 from engine.sample_row import SampleRow
 from engine.sampler import NonFiniteLogitsError, Sampled
+from engine.teller import Teller
 from protos.codec import WorkerEvent
 
 _IDLE_WAIT_S = 60.0
@@ -44,7 +47,7 @@ class Executor(Protocol):
 
 
 class StepLoop:
-    """Drives one role on one executor. `publish` is called from the loop's thread."""
+    """Drives one role on one executor. `publish` is called from one other thread, in order."""
 
     def __init__(
         self,
@@ -62,8 +65,9 @@ class StepLoop:
         self._block_size = block_size
         self._eos_token_ids = eos_token_ids
         self._clock = clock
-        self._publish = publish
+        self._teller = Teller(publish, self._fail)
         self._on_failure = on_failure
+        self._range = profile_ranges()
         self._inbox: deque[object] = deque()
         self._wake = threading.Condition()
         self._stopping = False
@@ -74,6 +78,7 @@ class StepLoop:
         self._thread = threading.Thread(target=self._run, name="tandem-step-loop", daemon=True)
 
     def start(self) -> None:
+        self._teller.start()
         self._thread.start()
 
     def post(self, message: object) -> None:
@@ -115,7 +120,14 @@ class StepLoop:
                 self._turn()
         except Exception as error:
             logging.getLogger(__name__).exception("the step loop failed")
-            self._on_failure(error)
+            self._fail(error)
+        self._teller.stop()
+
+    def _fail(self, error: BaseException) -> None:
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        self._on_failure(error)
 
     def _turn(self) -> None:
         for message in self._take():
@@ -123,7 +135,8 @@ class StepLoop:
                 message.action()
             else:
                 self._role.handle(message, self._clock.now())
-        plan = self._role.schedule(self._clock.now())
+        with self._range("schedule"):
+            plan = self._role.schedule(self._clock.now())
         self._tell()  # before computing: a pull may open while its first chunk is computed
         if plan is not None:
             self._step(plan)
@@ -133,26 +146,30 @@ class StepLoop:
         self._num_unfinished = self._role.num_unfinished
         if self._num_unfinished == 0 and self._when_idle:
             waiting, self._when_idle = self._when_idle, []
+            self._teller.flush()
             for action in waiting:
                 action()
 
     def _tell(self) -> None:
         events = self._role.take_events()
         if events:
-            self._publish(events)
+            self._teller.tell(events)
 
     def _step(self, plan: StepPlan) -> None:
         """Computes and completes the plan. Attempts without finite logits fail alone: the step is
         dropped, and planned again without them."""
-        rows = sample_rows(plan, self._eos_token_ids)
+        with self._range("flatten"):
+            rows = sample_rows(plan, self._eos_token_ids)
+            step = flatten(plan, self._block_size)
         try:
-            sampled = self._executor.execute(flatten(plan, self._block_size), rows)
+            sampled = self._executor.execute(step, rows)
         except NonFiniteLogitsError as error:
             owners = [c.sequence.transfer_id for c in plan.chunks for _ in c.sample_choices]
             for transfer_id in {owners[row] for row in error.rows}:
                 self._role.fail(transfer_id, error.code, error.message)
             return
-        self._role.complete(plan, sampled, self._clock.now())
+        with self._range("complete"):
+            self._role.complete(plan, sampled, self._clock.now())
 
     def _take(self) -> list[object]:
         """All messages; while no step is due, waits for one or for the role's deadline."""

@@ -119,22 +119,17 @@ def handoff_from_wire(h: pb.Handoff) -> Handoff:
     )
 
 
-def token_to_wire(t: TokenEvent) -> pb.Token:
-    logprobs = None
-    if t.logprobs is not None:
-        logprobs = pb.Logprobs(
-            logprob=t.logprobs.logprob,
-            top_token_ids=[token_id for token_id, _ in t.logprobs.top],
-            top_logprobs=[logprob for _, logprob in t.logprobs.top],
-        )
-    return pb.Token(
-        transfer_id=t.transfer_id,
-        choice=t.choice,
-        position=t.position,
-        token_id=t.token_id,
-        logprobs=logprobs,
-        finish_reason=t.finish_reason or "",
+def add_token(batch: pb.TokenBatch, t: TokenEvent) -> None:
+    """Appends the token; what is absent is not even named, since every token comes through here."""
+    token = batch.tokens.add(
+        transfer_id=t.transfer_id, choice=t.choice, position=t.position, token_id=t.token_id
     )
+    if t.logprobs is not None:
+        token.logprobs.logprob = t.logprobs.logprob
+        token.logprobs.top_token_ids.extend([token_id for token_id, _ in t.logprobs.top])
+        token.logprobs.top_logprobs.extend([logprob for _, logprob in t.logprobs.top])
+    if t.finish_reason is not None:
+        token.finish_reason = t.finish_reason
 
 
 def token_from_wire(t: pb.Token) -> TokenEvent:
@@ -189,12 +184,15 @@ WorkerEvent = Started | TokenEvent | AttemptDone | AttemptFailed | LoadReport
 def events_to_wire(events: list[WorkerEvent]) -> list[pb.SessionEvent]:
     """Keeps the order; consecutive tokens share one message."""
     wire: list[pb.SessionEvent] = []
+    batch: pb.TokenBatch | None = None  # of the last message, if it has one
     for event in events:
         if isinstance(event, TokenEvent):
-            if not (wire and wire[-1].WhichOneof("kind") == "tokens"):
+            if batch is None:
                 wire.append(pb.SessionEvent(tokens=pb.TokenBatch()))
-            wire[-1].tokens.tokens.append(token_to_wire(event))
+                batch = wire[-1].tokens
+            add_token(batch, event)
         else:
+            batch = None
             wire.append(_single_to_wire(event))
     return wire
 

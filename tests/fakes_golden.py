@@ -17,6 +17,7 @@ from reference_sampler import distribution, edited_logits
 from core.request import Attempt, SamplingParams, TokenLogprobs
 from engine.random_numbers import uniform
 from engine.sample_row import SampleRow
+from engine.token_history import TokenHistory
 from protos import inference_pb2 as pb
 
 Floats = npt.NDArray[np.float64]
@@ -147,7 +148,8 @@ def check_tokens(
         return len(expected)
     emitted = tuple(expected[:position])
     logits = next_logits((*ask.token_ids, *emitted))
-    row = SampleRow(ask.sampling, choice, position, ask.token_ids, emitted, 0, EOS_TOKEN_IDS)
+    history = TokenHistory(ask.token_ids, emitted)
+    row = SampleRow(ask.sampling, choice, position, history, 0, EOS_TOKEN_IDS)
     candidates = (expected[position], actual[position])
     assert is_tie(logits, row, candidates), f"{place}, position {position}: {candidates}"
     return position

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from engine.random_numbers import uniform
 from engine.sample_row import SampleRow
+from engine.token_history import TokenHistory
 
 Floats = npt.NDArray[np.float64]
 
@@ -18,13 +19,13 @@ def edited_logits(logits: Floats, row: SampleRow) -> Floats:
     params, edited = row.params, logits.copy()
     for token_id, bias in params.logit_bias:
         edited[token_id] += bias
-    output = list(row.output_token_ids)
-    for token_id in {*row.prompt_token_ids, *output}:
+    history = row.history or TokenHistory(())
+    for token_id, count in zip(history.token_ids, history.counts, strict=True):
         value = edited[token_id]
         penalty = params.repetition_penalty
         value = value / penalty if value > 0 else value * penalty
-        value -= params.frequency_penalty * output.count(token_id)
-        value -= params.presence_penalty * (token_id in output)
+        value -= params.frequency_penalty * count
+        value -= params.presence_penalty * (count > 0)
         edited[token_id] = value
     if row.position < params.min_tokens:
         edited[[*row.eos_token_ids, *params.stop_token_ids]] = -np.inf

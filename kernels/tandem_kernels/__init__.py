@@ -3,7 +3,7 @@
 from tandem_kernels.decoder import Activation, Decoder, DecoderLayer, DecoderShape, Norm
 from tandem_kernels.interface import AttentionMeta, Kernels, LayerCache, StepProgram
 from tandem_kernels.packed_linear import PackedLinear, QuantizedWeight
-from tandem_kernels.select import select
+from tandem_kernels.select import select, select_sampling
 
 __all__ = [
     "Activation",
@@ -18,4 +18,5 @@ __all__ = [
     "QuantizedWeight",
     "StepProgram",
     "select",
+    "select_sampling",
 ]

@@ -11,13 +11,14 @@ from fakes_golden import TIE, Answer, Ask, ChoiceAnswer, Floats, check, check_to
 from core.request import SamplingParams, TokenLogprobs
 from engine.random_numbers import uniform
 from engine.sample_row import SampleRow
+from engine.token_history import TokenHistory
 
 GREEDY = SamplingParams(max_tokens=4, temperature=0.0)
 SEED = 11
 
 
 def row(params: SamplingParams, output: tuple[int, ...] = ()) -> SampleRow:
-    return SampleRow(params, 0, len(output), (0,), output, 0, (2,))
+    return SampleRow(params, 0, len(output), TokenHistory((0,), output), 0, (2,))
 
 
 def number() -> float:

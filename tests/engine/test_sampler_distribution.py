@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -11,22 +12,28 @@ import torch
 from reference_sampler import distribution
 
 from core.request import SamplingParams
-from engine.sampler import Sampler, SampleRow
+from engine.sampler import SampleRow, TokenSampler
 
 VOCAB = 64
 NUM_DRAWS = 20_000
+MakeSampler = Callable[[int], TokenSampler]
 
 
 Counts = npt.NDArray[np.int64]
 Probabilities = npt.NDArray[np.float64]
 
 
-def counts_of(logits: torch.Tensor, params: list[SamplingParams], positions: list[int]) -> Counts:
+def counts_of(
+    sampler: TokenSampler,
+    logits: torch.Tensor,
+    params: list[SamplingParams],
+    positions: list[int],
+) -> Counts:
     rows = [
-        SampleRow(own, 0, position, (), (), 0, (2,))
+        SampleRow(own, 0, position, None, 0, (2,))
         for own, position in zip(params, positions, strict=True)
     ]
-    tokens = [s.token_id for s in Sampler(VOCAB).sample(logits, rows)]
+    tokens = [s.token_id for s in sampler.sample(logits, rows)]
     return np.bincount(tokens, minlength=VOCAB)
 
 
@@ -53,14 +60,18 @@ def chi_square(counts: Counts, probabilities: Probabilities) -> tuple[float, int
     ],
 )
 @pytest.mark.parametrize("along", ["positions", "seeds"])
-def test_frequencies_match_probabilities(params: SamplingParams, along: str) -> None:
+def test_frequencies_match_probabilities(
+    make_sampler: MakeSampler, params: SamplingParams, along: str
+) -> None:
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(2)) * 1.5
-    row = SampleRow(params, 0, 0, (), (), 0, (2,))
+    row = SampleRow(params, 0, 0, None, 0, (2,))
     probabilities = distribution(logits[0].double().numpy(), row)
     if along == "positions":
-        counts = counts_of(logits, [params] * NUM_DRAWS, list(range(NUM_DRAWS)))
+        counts = counts_of(
+            make_sampler(VOCAB), logits, [params] * NUM_DRAWS, list(range(NUM_DRAWS))
+        )
     else:
-        counts = counts_of(logits, with_seeds(params), [0] * NUM_DRAWS)
+        counts = counts_of(make_sampler(VOCAB), logits, with_seeds(params), [0] * NUM_DRAWS)
     statistic, freedom = chi_square(counts, probabilities)
     assert statistic < freedom + 4 * np.sqrt(2 * freedom)
     assert not counts[probabilities == 0].any()

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
 import torch
+from fakes_cpu_kernels import kernel_threads
 
 from core.request import SamplingParams
-from engine.sampler import Sampler, SampleRow
+from engine.sampler import SampleRow, TokenSampler
+from engine.token_history import TokenHistory
 from engine.top_tokens import top_tokens
 
 VOCAB = 49_152
+MakeSampler = Callable[[int], TokenSampler]
 PLAIN = SamplingParams(max_tokens=99)
 
 
 @pytest.fixture(params=[1, 2], ids=["one-thread", "two-threads"])
-def num_threads(request: pytest.FixtureRequest, one_compute_thread: None) -> int:
+def num_threads(request: pytest.FixtureRequest, one_compute_thread: None) -> Iterator[None]:
     """Set after the fixture that makes it one, which also restores it."""
     number: int = request.param
     torch.set_num_threads(number)
-    return number
+    with kernel_threads(number):
+        yield
 
 
 def mixed_rows(num_rows: int) -> list[SampleRow]:
@@ -41,29 +46,32 @@ def mixed_rows(num_rows: int) -> list[SampleRow]:
     for index in range(num_rows):
         kind = kinds[index % len(kinds)]
         params = replace(kind, seed=rng.getrandbits(63), logprobs=index % 4)
-        prompt = rng.choices(range(VOCAB), k=20)
-        output = rng.choices(range(VOCAB), k=10)
-        rows.append(SampleRow(params, index % 3, index, prompt, output, index, (2,)))
+        history = TokenHistory(rng.choices(range(VOCAB), k=20), rng.choices(range(VOCAB), k=10))
+        rows.append(SampleRow(params, index % 3, index, history, index, (2,)))
     rng.shuffle(rows)
     return rows
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_row_alone_equals_the_row_in_a_mixed_batch(num_threads: int, tied: bool) -> None:
+def test_a_row_alone_equals_the_row_in_a_mixed_batch(
+    make_sampler: MakeSampler, num_threads: None, tied: bool
+) -> None:
     generator = torch.Generator().manual_seed(11)
     logits = torch.randn(32, VOCAB, generator=generator) * 3
     if tied:
         logits = logits.bfloat16().float()
-    rows, sampler = mixed_rows(32), Sampler(VOCAB)
+    rows, sampler = mixed_rows(32), make_sampler(VOCAB)
     together = sampler.sample(logits, rows)
     for row, expected in zip(rows, together, strict=True):
         own = logits[row.logits_row : row.logits_row + 1].clone()
-        assert sampler.sample(own, [replace(row, logits_row=0)]) == [expected]
+        assert sampler.sample(own, [row._replace(logits_row=0)]) == [expected]
 
 
-def test_the_order_of_the_rows_does_not_matter(num_threads: int) -> None:
+def test_the_order_of_the_rows_does_not_matter(
+    make_sampler: MakeSampler, num_threads: None
+) -> None:
     logits = torch.randn(32, VOCAB, generator=torch.Generator().manual_seed(12))
-    rows, sampler = mixed_rows(32), Sampler(VOCAB)
+    rows, sampler = mixed_rows(32), make_sampler(VOCAB)
     forwards, backwards = sampler.sample(logits, rows), sampler.sample(logits, rows[::-1])
     assert forwards == backwards[::-1]
 

@@ -1,0 +1,110 @@
+"""One token from each of some rows of logits: the Python side of sampling.cpp.
+
+A row of the call is two pieces of bytes: what changes from token to token (`pack_row`), then what a
+request keeps (`PackedParams`), as `SamplingRow` of sampling.h has them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from core.request import SamplingParams
+
+Int32 = npt.NDArray[np.int32]
+Float32 = npt.NDArray[np.float32]
+
+_ROW = struct.Struct("qQQqII")
+_PARAMS = struct.Struct("QQQqQqdddfffIii")
+
+
+class PackedParams:
+    """The part of a row that follows from a request. Owns the arrays that its bytes point to."""
+
+    __slots__ = ("_memory", "bytes", "num_top")
+
+    def __init__(
+        self, params: SamplingParams, eos_token_ids: tuple[int, ...], *, min_temperature: float
+    ) -> None:
+        """Temperatures below `min_temperature` are greedy."""
+        bias_ids = np.array([token_id for token_id, _ in params.logit_bias], dtype=np.int32)
+        biases = np.array([bias for _, bias in params.logit_bias], dtype=np.float32)
+        stops = np.array([*eos_token_ids, *params.stop_token_ids], dtype=np.int32)
+        self._memory = (bias_ids, biases, stops)
+        self.num_top = params.logprobs or 0
+        self.bytes = _PARAMS.pack(
+            params.seed & 0xFFFFFFFFFFFFFFFF,
+            bias_ids.ctypes.data,
+            biases.ctypes.data,
+            len(biases),
+            stops.ctypes.data,
+            len(stops),
+            params.top_p,
+            params.presence_penalty,
+            params.frequency_penalty,
+            params.repetition_penalty,
+            params.temperature if params.temperature >= min_temperature else 0.0,
+            params.min_p,
+            params.min_tokens,
+            min(params.top_k, 0x7FFFFFFF),
+            -1 if params.logprobs is None else self.num_top,
+        )
+
+
+def pack_row(logits_row: int, choice: int, position: int, seen: tuple[int, int, int]) -> bytes:
+    """`seen` are the addresses of the distinct ids of prompt and output, int32, and of their counts
+    in the output, int32, and how many they are: (0, 0, 0) without penalties."""
+    return _ROW.pack(logits_row, *seen, choice & 0xFFFFFFFF, position)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Choices:
+    """What was drawn for n rows."""
+
+    token_ids: list[int]
+    """-1 where the logits have no finite maximum."""
+    logprobs: Float32  # [n]
+    top_ids: Int32  # [n, max_top], best first
+    top_logprobs: Float32  # [n, max_top]
+
+
+class CpuSampling:
+    """Draws tokens on this process's compute threads. A row's result depends on that row alone."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._sample = library["tandem_sample"]
+        pointer, number = ctypes.c_void_p, ctypes.c_int64
+        self._sample.argtypes = (
+            *(pointer, number, number, ctypes.c_char_p, number),
+            *(pointer, pointer, pointer, pointer, number),
+        )
+        self._sample.restype = None
+
+    def __call__(self, logits: Tensor, rows: bytes, num_rows: int, max_top: int) -> Choices:
+        """`logits` is float32 [R, vocab]; `rows` are `num_rows` packed ones, who want at most
+        `max_top` alternatives each."""
+        assert logits.dtype == torch.float32 and logits.stride(1) == 1
+        assert len(rows) == num_rows * (_ROW.size + _PARAMS.size)
+        token_ids = np.empty(num_rows, dtype=np.int64)
+        logprobs = np.empty(num_rows, dtype=np.float32)
+        top_ids = np.empty((num_rows, max_top), dtype=np.int32)
+        top_logprobs = np.empty((num_rows, max_top), dtype=np.float32)
+        self._sample(
+            logits.data_ptr(),
+            logits.stride(0),
+            logits.shape[1],
+            rows,
+            num_rows,
+            token_ids.ctypes.data,
+            logprobs.ctypes.data,
+            top_ids.ctypes.data,
+            top_logprobs.ctypes.data,
+            max_top,
+        )
+        return Choices(token_ids.tolist(), logprobs, top_ids, top_logprobs)
