@@ -11,12 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tandem_kernels.attention_plan import AttentionPlan, DecodeBucket, PrefillChunk
+from tandem_kernels.interface import LayerCache
+from tandem_kernels.reference_kv_cache import gather_planes
 
 
 def attend(
     q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    cache: LayerCache,
     plan: AttentionPlan,
     scale: float,
     softcap: float = 0.0,
@@ -24,16 +25,15 @@ def attend(
     """Runs every bucket and chunk of `plan`. q [T, heads, d] -> [T, heads, d]."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     for bucket in plan.buckets:
-        _decode(q, k_cache, v_cache, bucket, scale, softcap, out)
+        _decode(q, cache, bucket, scale, softcap, out)
     for chunk in plan.chunks:
-        _prefill(q, k_cache, v_cache, chunk, scale, softcap, out)
+        _prefill(q, cache, chunk, scale, softcap, out)
     return out
 
 
 def _decode(
     q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    cache: LayerCache,
     bucket: DecodeBucket,
     scale: float,
     softcap: float,
@@ -41,12 +41,12 @@ def _decode(
 ) -> None:
     """The query heads that share a KV head become the rows of one small matrix."""
     b, num_heads, d = len(bucket.rows), q.shape[1], q.shape[2]
-    num_kv_heads = k_cache.shape[1]
+    num_kv_heads = cache.k.shape[1]
     queries = q.index_select(0, bucket.rows).float()  # [b, heads, d]
     attended = _attention(
         queries.view(b, num_kv_heads, num_heads // num_kv_heads, d),
-        _gather(k_cache, bucket.planes).view(b, num_kv_heads, -1, d),
-        _gather(v_cache, bucket.planes).view(b, num_kv_heads, -1, d),
+        gather_planes(cache.k, cache.k_scales, bucket.planes).view(b, num_kv_heads, -1, d),
+        gather_planes(cache.v, cache.v_scales, bucket.planes).view(b, num_kv_heads, -1, d),
         bucket.bias,
         scale,
         softcap,
@@ -56,19 +56,22 @@ def _decode(
 
 def _prefill(
     q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    cache: LayerCache,
     chunk: PrefillChunk,
     scale: float,
     softcap: float,
     out: Tensor,
 ) -> None:
-    num_kv_heads, d = k_cache.shape[1], q.shape[2]
+    num_kv_heads, d = cache.k.shape[1], q.shape[2]
     seen = slice(chunk.first_slot, chunk.last_slot)
     attended = _attention(
         q[chunk.start : chunk.end].float().transpose(0, 1).unsqueeze(0),  # [1, heads, t, d]
-        _gather(k_cache, chunk.planes).view(1, num_kv_heads, -1, d)[:, :, seen],
-        _gather(v_cache, chunk.planes).view(1, num_kv_heads, -1, d)[:, :, seen],
+        gather_planes(cache.k, cache.k_scales, chunk.planes).view(1, num_kv_heads, -1, d)[
+            :, :, seen
+        ],
+        gather_planes(cache.v, cache.v_scales, chunk.planes).view(1, num_kv_heads, -1, d)[
+            :, :, seen
+        ],
         chunk.bias,
         scale,
         softcap,
@@ -90,10 +93,3 @@ def _attention(
     if bias is None:
         bias = torch.full(scores.shape[2:], float("-inf"), device=q.device).triu(1)
     return (scores + bias).softmax(-1) @ v.repeat_interleave(groups, 1)
-
-
-def _gather(cache: Tensor, planes: Tensor) -> Tensor:
-    """[num_blocks, kv_heads, block_size, d] -> float32 [planes, block_size, d]."""
-    num_kv_heads = cache.shape[1]
-    # Blocks may be apart in memory: to flatten the cache would copy all of it
-    return cache[planes // num_kv_heads, planes % num_kv_heads].float()
