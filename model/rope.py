@@ -7,9 +7,11 @@
     llama3    the same with other bounds             Llama 3.1
     longrope  searched factors, short and long       Ding et al. 2024, LongRoPE
 
-`dynamic` and `longrope` depend on a sequence's length. Here a position's angles are those of a
-sequence that ends there: so a token's KV depends on nothing that comes after it, prompts within the
-original length are not scaled, and generating token by token equals the usual implementations.
+`dynamic` and `longrope` depend on a sequence's length, but a token's KV must depend on nothing that
+comes after it. With `dynamic`, a position's angles are those of a sequence that ends there: prompts
+within the original length are not scaled, and generating token by token equals the usual
+implementations. With `longrope`, whose two sets of angles don't fit each other, a model serves with
+one: the long factors where it may reach beyond the original length, else the short ones.
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ def _inverse_frequencies(rope: RopeConfig, rotary_dim: int, positions: Tensor) -
         case "llama3":
             scaled = _llama3(rope, plain)
         case "longrope":
-            scaled = _longrope(rope, plain, positions)
+            scaled = _longrope(rope, plain, len(positions))
     if rope.frequency_factors:
         scaled = scaled / torch.tensor(rope.frequency_factors)
     return scaled
@@ -106,7 +108,6 @@ def _llama3(rope: RopeConfig, plain: Tensor) -> Tensor:
     return plain / rope.factor * (1 - keep) + plain * keep
 
 
-def _longrope(rope: RopeConfig, plain: Tensor, positions: Tensor) -> Tensor:
-    beyond = positions >= rope.original_max_position  # [P, 1]
-    short, long = torch.tensor(rope.short_factor), torch.tensor(rope.long_factor)
-    return plain / torch.where(beyond, long, short)
+def _longrope(rope: RopeConfig, plain: Tensor, num_positions: int) -> Tensor:
+    beyond = num_positions > rope.original_max_position
+    return plain / torch.tensor(rope.long_factor if beyond else rope.short_factor)

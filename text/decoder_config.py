@@ -95,9 +95,13 @@ class DecoderConfig:
     @property
     def rope_description(self) -> str:
         """The part of the compat key that says how positions were rotated into K."""
-        if self.local_rope is None:
-            return self.rope.description
-        return f"{self.rope.description}, local {self.local_rope.description}"
+        described = self.rope.description
+        if self.local_rope is not None:
+            described += f", local {self.local_rope.description}"
+        if self.rope.scaling == "longrope":
+            # Which factors are used follows from the lengths that are served (model/rope.py)
+            described += f", {self.max_model_len > self.rope.original_max_position}"
+        return described
 
     def computing_settings(self) -> dict[str, Any]:
         """Settings that no tensor's shape and no other part of the compat key shows."""

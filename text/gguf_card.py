@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import struct
 from collections import Counter
 
 from core.errors import ConfigError
 from text.card import Dtype, ModelCard
 from text.decoder_config import DecoderConfig
-from text.families.family import Family
+from text.families.family import Family, GGUFFormat
 from text.families.registry import family_of_gguf
 from text.fields import Fields
-from text.gguf_metadata import GGUFMetadata, read_gguf
+from text.gguf_metadata import GGUFMetadata, float_vector, read_gguf
 from text.model_source import ModelSource
 from text.rope_config import RopeConfig, RopeScaling
 from text.weights_digest import WeightFile, weights_digest
@@ -31,7 +30,7 @@ def load_gguf_card(source: ModelSource) -> ModelCard:
     fields = Fields(str(source.path), metadata.values)
     family, gguf = family_of_gguf(fields.text("general.architecture"), fields.where)
     _check_supported(fields, gguf.architecture)
-    decoder = gguf.adjust(_decoder(source.name, family, fields, metadata), fields)
+    decoder = gguf.adjust(_decoder(source.name, family, gguf, fields, metadata), fields, metadata)
     weight_type = _weight_type(metadata)
     bos_id = fields.integer("tokenizer.ggml.bos_token_id", -1)
     eos_ids = tuple(dict.fromkeys(i for key in _ENDS for i in fields.integers(key)))
@@ -49,15 +48,15 @@ def load_gguf_card(source: ModelSource) -> ModelCard:
     )
 
 
-def _decoder(name: str, family: Family, fields: Fields, metadata: GGUFMetadata) -> DecoderConfig:
+def _decoder(
+    name: str, family: Family, gguf: GGUFFormat, fields: Fields, metadata: GGUFMetadata
+) -> DecoderConfig:
     """What all architectures say in the same words; the family adjusts the rest."""
-    key, tensors = fields.text("general.architecture"), metadata.tensors
+    key, tensors = gguf.architecture, metadata.tensors
     num_layers = fields.integer(f"{key}.block_count")
     num_heads = fields.integer(f"{key}.attention.head_count")
     hidden_size = fields.integer(f"{key}.embedding_length")
-    head_dim = fields.integer(
-        f"{key}.attention.key_length", hidden_size // num_heads if num_heads > 0 else 0
-    )
+    head_dim = _head_dim(fields, key, hidden_size // num_heads if num_heads > 0 else 0)
     return DecoderConfig(
         name=name,
         architecture=family.name,
@@ -67,7 +66,7 @@ def _decoder(name: str, family: Family, fields: Fields, metadata: GGUFMetadata) 
         num_heads=num_heads,
         num_kv_heads=fields.integer(f"{key}.attention.head_count_kv", num_heads),
         head_dim=head_dim,
-        rotary_dim=_rotary_dim(fields, key, head_dim),
+        rotary_dim=_rotary_dim(fields, gguf, head_dim),
         intermediate_size=fields.integer(f"{key}.feed_forward_length"),
         activation="silu",
         norm_eps=fields.number(f"{key}.attention.layer_norm_rms_epsilon"),
@@ -90,13 +89,22 @@ def _check_supported(fields: Fields, architecture: str) -> None:
         raise ConfigError(f"{fields.where}: GGUF files split into parts are not supported")
 
 
-def _rotary_dim(fields: Fields, key: str, head_dim: int) -> int:
-    rotated = fields.integer(f"{key}.rope.dimension_count", head_dim)
-    if rotated != head_dim:
+def _head_dim(fields: Fields, key: str, default: int) -> int:
+    head_dim = fields.integer(f"{key}.attention.key_length", default)
+    value_dim = fields.integer(f"{key}.attention.value_length", default)
+    if head_dim != value_dim:
         raise ConfigError(
-            f"{fields.where}: {key}.rope.dimension_count {rotated} differs from the head size "
-            f"{head_dim}"
+            f"{fields.where}: {key}.attention.key_length {head_dim} and value_length {value_dim} "
+            "differ"
         )
+    return head_dim
+
+
+def _rotary_dim(fields: Fields, gguf: GGUFFormat, head_dim: int) -> int:
+    key = f"{gguf.architecture}.rope.dimension_count"
+    rotated = fields.integer(key, head_dim)
+    if rotated != head_dim and not gguf.partial_rotary:
+        raise ConfigError(f"{fields.where}: {key} {rotated} differs from the head size {head_dim}")
     return rotated
 
 
@@ -117,21 +125,9 @@ def _rope(fields: Fields, key: str, metadata: GGUFMetadata) -> RopeConfig:
             f"{key}.rope.scaling.original_context_length", int(length / factor)
         ),
         attention_factor=fields.optional_number(f"{key}.rope.scaling.attn_factor"),
-        frequency_factors=_frequency_factors(metadata),
+        # Llama 3.1's scaling, which GGUF states as divisors: [head_dim / 2]
+        frequency_factors=float_vector(metadata, "rope_freqs.weight"),
     )
-
-
-def _frequency_factors(metadata: GGUFMetadata) -> tuple[float, ...]:
-    """Llama 3.1's scaling, which GGUF states as a tensor of divisors: [head_dim / 2]."""
-    tensor = metadata.tensors.get("rope_freqs.weight")
-    if tensor is None:
-        return ()
-    if tensor.ggml_type != "F32":
-        raise ConfigError(f"{metadata.path}: rope_freqs.weight is {tensor.ggml_type}, not F32")
-    with metadata.path.open("rb") as file:
-        file.seek(tensor.offset_bytes)
-        data = file.read(tensor.size_bytes)
-    return struct.unpack(f"<{tensor.size_bytes // 4}f", data)
 
 
 def _weight_type(metadata: GGUFMetadata) -> str:

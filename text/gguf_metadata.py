@@ -96,6 +96,19 @@ def read_gguf(path: Path) -> GGUFMetadata:
         raise ConfigError(f"cannot read {path} as GGUF: {error}") from None
 
 
+def float_vector(metadata: GGUFMetadata, name: str) -> tuple[float, ...]:
+    """A small F32 tensor's values; empty if there is none. Raises ConfigError for another type."""
+    tensor = metadata.tensors.get(name)
+    if tensor is None:
+        return ()
+    if tensor.ggml_type != "F32":
+        raise ConfigError(f"{metadata.path}: {name} is {tensor.ggml_type}, not F32")
+    with metadata.path.open("rb") as file:
+        file.seek(tensor.offset_bytes)
+        data = file.read(tensor.size_bytes)
+    return struct.unpack(f"<{tensor.size_bytes // 4}f", data)
+
+
 class _Reader:
     """A cursor over the mapped file."""
 

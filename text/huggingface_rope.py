@@ -7,6 +7,8 @@ Old: `rope_theta` and `rope_scaling: {type | rope_type, factor, ...}`. New (tran
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from core.errors import ConfigError
 from text.fields import Fields
@@ -25,11 +27,21 @@ _SCALINGS: dict[str, RopeScaling] = {
 _DEFAULT_THETA = 10000.0
 
 
-def read_rope(config: Fields) -> RopeConfig:
-    """Raises ConfigError for an unknown scaling or a missing parameter."""
-    fields = _section(config)
-    theta = fields.number("rope_theta", config.number("rope_theta", _DEFAULT_THETA))
-    scaling = _scaling(fields)
+def read_rope(
+    config: Fields,
+    fields: Fields | None = None,
+    *,
+    default_theta: float = _DEFAULT_THETA,
+    aliases: Mapping[str, RopeScaling] = MappingProxyType({}),
+) -> RopeConfig:
+    """Raises ConfigError for an unknown scaling or a missing parameter.
+
+    `fields` is the section to read, where it isn't the usual one; `aliases` are what names of
+    scalings mean to one family only.
+    """
+    fields = fields or _section(config)
+    theta = fields.number("rope_theta", config.number("rope_theta", default_theta))
+    scaling = _scaling(fields, aliases)
     max_position = config.integer("max_position_embeddings")
     if scaling == "none":
         return RopeConfig(theta=theta, original_max_position=max_position)
@@ -60,8 +72,10 @@ def _section(config: Fields) -> Fields:
     return config.section("rope_parameters" if new else "rope_scaling")
 
 
-def _scaling(fields: Fields) -> RopeScaling:
+def _scaling(fields: Fields, aliases: Mapping[str, RopeScaling]) -> RopeScaling:
     name = fields.text("rope_type", fields.text("type", "default"))
+    if name in aliases:
+        return aliases[name]
     if name not in _SCALINGS:
         raise ConfigError(
             f"{fields.where}: rope_type {name!r} is not supported; supported: "

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from text.decoder_config import DecoderConfig
 from text.fields import Fields
+from text.gguf_metadata import GGUFMetadata
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,10 @@ class LayerNames:
         return tuple(name for name in names if name is not None)
 
 
+def _as_it_is(config: DecoderConfig, fields: Fields, metadata: GGUFMetadata) -> DecoderConfig:
+    return config
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GGUFFormat:
     """How llama.cpp stores the family."""
@@ -52,7 +57,9 @@ class GGUFFormat:
     architecture: str
     interleaved_heads: bool = False
     """Rows of q and k have the elements that are rotated together side by side."""
-    adjust: Callable[[DecoderConfig, Fields], DecoderConfig] = lambda config, fields: config
+    partial_rotary: bool = False
+    """Its heads may be rotated in part."""
+    adjust: Callable[[DecoderConfig, Fields, GGUFMetadata], DecoderConfig] = _as_it_is
     """Fills in what the metadata says or means, besides what all architectures have in common."""
 
 

@@ -8,6 +8,7 @@ from text.decoder_config import DecoderConfig
 from text.families.family import Family, GGUFFormat, LayerNames
 from text.families.settings import base_config
 from text.fields import Fields
+from text.gguf_metadata import GGUFMetadata
 
 # What MistralConfig assumes where the key is absent; an explicit null means no window.
 _MISTRAL_WINDOW = 4096
@@ -25,7 +26,7 @@ def _read_mistral(config: Fields) -> DecoderConfig:
     return dataclasses.replace(base, windows=(window,) * base.num_layers)
 
 
-def _adjust_llama(config: DecoderConfig, fields: Fields) -> DecoderConfig:
+def _adjust_llama(config: DecoderConfig, fields: Fields, metadata: GGUFMetadata) -> DecoderConfig:
     # Mistral's GGUF files are of this architecture too
     window = fields.integer("llama.attention.sliding_window", 0) or None
     return dataclasses.replace(config, windows=(window,) * config.num_layers)

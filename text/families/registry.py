@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from core.errors import ConfigError
 from text.families.family import Family, GGUFFormat
+from text.families.gemma import GEMMA, GEMMA2, GEMMA3
 from text.families.llama import LLAMA, MISTRAL
+from text.families.phi import PHI
+from text.families.phi3 import PHI3
+from text.families.qwen import QWEN2, QWEN3
 
-FAMILIES = (LLAMA, MISTRAL)
+FAMILIES = (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, PHI, PHI3)
 
 
 def family_named(name: str) -> Family:

@@ -8,6 +8,7 @@ from core.errors import ConfigError
 from text.decoder_config import Activation, DecoderConfig
 from text.fields import Fields
 from text.huggingface_rope import partial_rotary_factor, read_rope, scaled_model_len
+from text.rope_config import RopeConfig
 
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -31,15 +32,17 @@ def base_config(
     default_activation: str = "silu",
     eps_key: str = "rms_norm_eps",
     default_eps: float = 1e-6,
+    rope: RopeConfig | None = None,
 ) -> DecoderConfig:
     """A decoder like Llama's; the family replaces what is otherwise.
 
-    `default_rotary_factor` None: the family rotates whole heads.
+    `default_rotary_factor` None: the family rotates whole heads. `rope`: where the family states it
+    in a way of its own.
     """
     num_layers = config.integer("num_hidden_layers")
     num_heads, hidden_size = config.integer("num_attention_heads"), config.integer("hidden_size")
     head_dim = _head_dim(config, hidden_size, num_heads, default_head_dim)
-    rope = read_rope(config)
+    rope = rope or read_rope(config)
     return DecoderConfig(
         name=config.where,
         architecture=architecture,
@@ -65,7 +68,7 @@ def base_config(
 
 
 def windows_by_type(
-    config: Fields, num_layers: int, window: int | None, default_types: Sequence[str]
+    config: Fields, window: int | None, default_types: Sequence[str]
 ) -> tuple[int | None, ...]:
     """Each layer's window, from `layer_types` where config.json has it.
 
@@ -82,6 +85,12 @@ def windows_by_type(
     if window is None and "sliding_attention" in types:
         raise ConfigError(f"{config.where}: layer_types has sliding layers, sliding_window is null")
     return tuple(by_type[kind] for kind in types)
+
+
+def softcap(config: Fields, key: str, default: float) -> float:
+    """0 where the key is null: no cap. Absent, it is the family's `default`."""
+    explicit_null = key in config.values and not config.has(key)
+    return 0.0 if explicit_null else config.number(key, default)
 
 
 def refuse_set(config: Fields, *keys: str) -> None:
