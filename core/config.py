@@ -12,7 +12,7 @@ import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -39,8 +39,16 @@ class ModelConfig(_Section):
     revision: str | None = None
     """Branch, tag or commit of a hub id."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Arithmetic and KV type. auto: float32 on CPUs, the checkpoint's own on GPUs. float16 is
+    """Type of arithmetic. auto: float32 on CPUs, the checkpoint's own on GPUs. float16 is
     refused on CPUs, where it is 400 times slower."""
+    quantization: Literal["none", "auto", "int8", "int4", "w8a8"] = "none"
+    """Type of the layers' weights. none: as dtype, also those that a checkpoint has quantised.
+    auto: as the checkpoint has them. int8, int4: rounded at load. w8a8: int8, and activations are
+    rounded to int8 too."""
+    quantization_group_size: Literal[32, 64, 128] = 32
+    """Weights of a row that share a scale in int4; fewer are more precise."""
+    calibration: str | None = None
+    """A file written by `tandem calibrate`, which makes rounded weights more precise."""
     max_model_len: PositiveInt | None = None
     """Longest prompt plus output in tokens; unset: what the model was trained for."""
     hub_token: str | None = Field(default=None, repr=False)
@@ -60,6 +68,9 @@ class CacheConfig(_Section):
 
     block_size: Literal[8, 16, 32, 64, 128] = 16
     """Tokens in a block."""
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "int8", "fp8"] = "auto"
+    """Type of stored and transferred KV. auto: the type of arithmetic. int8 and fp8 (e4m3fn) take
+    about half the bytes of bfloat16, each token and head with a scale of its own."""
     num_blocks: PositiveInt | None = None
     """Blocks in a worker's pool; unset: as many as the memory settings below allow."""
     kv_cache_memory_gib: PositiveFloat | None = None
@@ -312,9 +323,10 @@ def _read_overrides(overrides: Sequence[str]) -> dict[str, dict[str, Any]]:
 def _parse(section: str, key: str, text: str) -> Any:
     """A TOML/JSON literal where it is one, a bare string otherwise; 'none' unsets.
 
-    A setting that is text keeps what was written: a revision may look like a number (`12e3456`).
+    A setting that is text keeps what was written: a revision may look like a number (`12e3456`),
+    and `none` may be one of its values.
     """
-    if text.lower() in ("none", "null"):
+    if text.lower() in ("none", "null") and text not in _choices(section, key):
         return None
     if _is_text(section, key):
         return text
@@ -325,10 +337,20 @@ def _parse(section: str, key: str, text: str) -> Any:
 
 
 def _is_text(section: str, key: str) -> bool:
+    annotation = _annotation(section, key)
+    return annotation is str or str in get_args(annotation)
+
+
+def _choices(section: str, key: str) -> tuple[Any, ...]:
+    annotation = _annotation(section, key)
+    return get_args(annotation) if get_origin(annotation) is Literal else ()
+
+
+def _annotation(section: str, key: str) -> Any:
     if section not in Config.model_fields:
-        return False
+        return None
     field = _section_type(section).model_fields.get(key)
-    return field is not None and (field.annotation is str or str in get_args(field.annotation))
+    return None if field is None else field.annotation
 
 
 def _merge(

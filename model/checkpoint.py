@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from tandem_kernels import QuantizedWeight
 from torch import Tensor
 
 from model.gguf_checkpoint import GGUFCheckpoint
+from model.quantization.quantized_checkpoint import QuantizedCheckpoint
 from model.safetensors_checkpoint import SafetensorsCheckpoint
 from text.card import ModelCard
 from text.families.registry import family_named
+from text.stored_quantization import stored_quantization
 
 
 class Checkpoint(AbstractContextManager["Checkpoint"], Protocol):
@@ -26,9 +29,19 @@ class Checkpoint(AbstractContextManager["Checkpoint"], Protocol):
         """One tensor, or the given rows and columns of it, on the CPU, in a floating type."""
         ...
 
+    def read_quantized(
+        self, name: str, rows: range | None = None, columns: range | None = None
+    ) -> QuantizedWeight | None:
+        """The same as whole numbers, exactly; None where it isn't stored in a form that kernels
+        take, or where `columns` begin or end within a group."""
+        ...
+
 
 def open_checkpoint(card: ModelCard) -> Checkpoint:
     """The files that `card` was read from. Raises ConfigError if they can't be opened."""
     if card.source.kind == "gguf":
         return GGUFCheckpoint(card.source.path, family_named(card.architecture), card.head_dim)
+    stored = stored_quantization(card.source.path)
+    if stored is not None:
+        return QuantizedCheckpoint(card.source.path, stored)
     return SafetensorsCheckpoint(card.source.path)

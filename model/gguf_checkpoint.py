@@ -8,9 +8,12 @@ from types import TracebackType
 
 import numpy as np
 import torch
+from tandem_kernels import QuantizedWeight
 from torch import Tensor
 
 from model.gguf_dequantize import dequantize
+from model.quantization.gguf_blocks import packed_blocks
+from model.quantization.whole_numbers import part, rows_taken
 from text.families.family import Family
 from text.gguf_metadata import GGUFTensor, read_gguf
 
@@ -30,7 +33,11 @@ _LAYER_NAMES = {
     "post_mlp_norm": "post_ffw_norm",
 }
 # The model card has it, as part of its RoPE settings
-_ROPE_FACTORS = "rope_freqs.weight"
+_ROPE_FACTORS = (
+    "rope_freqs.weight",
+    "rope_factors_long.weight",
+    "rope_factors_short.weight",
+)
 
 
 class GGUFCheckpoint:
@@ -47,7 +54,7 @@ class GGUFCheckpoint:
         self._tensors: dict[str, GGUFTensor] = {
             to_huggingface(name): tensor
             for name, tensor in metadata.tensors.items()
-            if name != _ROPE_FACTORS
+            if name not in _ROPE_FACTORS
         }
         # Copy-on-write, because torch wants writable memory; nothing writes to it
         self._data = np.memmap(path, dtype=np.uint8, mode="c")
@@ -67,6 +74,19 @@ class GGUFCheckpoint:
         if any(module in name for module in self._interleaved):
             values = unpermute(values, self._head_dim)
         return values if columns is None else values[:, columns.start : columns.stop]
+
+    def read_quantized(
+        self, name: str, rows: range | None = None, columns: range | None = None
+    ) -> QuantizedWeight | None:
+        tensor = self._tensors[name]
+        if len(tensor.shape) == 1:
+            return None
+        weight = packed_blocks(tensor.ggml_type, self._stored(tensor, rows))
+        if weight is None:
+            return None
+        if any(module in name for module in self._interleaved):
+            weight = rows_taken(weight, unpermute(torch.arange(len(weight.values)), self._head_dim))
+        return part(weight, None, columns)
 
     def _stored(self, tensor: GGUFTensor, rows: range | None) -> Tensor:
         """uint8 [rows, bytes of a row]; a vector is one row, whatever part is wanted."""

@@ -8,14 +8,17 @@ from __future__ import annotations
 import math
 
 import torch
-from tandem_kernels import select
+from tandem_kernels import Kernels, select
 
 from model.causal_lm import CausalLM
 from model.check_tensors import check_tensors
-from model.checkpoint import open_checkpoint
+from model.checkpoint import Checkpoint, open_checkpoint
 from model.decoder_builder import DecoderBuilder
 from model.head_partition import HeadPartition
-from model.layer_weights import FloatWeights
+from model.layer_weights import FloatWeights, LayerWeights
+from model.quantization.calibrated_checkpoint import CalibratedCheckpoint
+from model.quantization.quantized_weights import QuantizedWeights
+from model.quantization.recipe import FLOATS, Recipe
 from model.rank_weights import RankWeights
 from model.tensor_parallel import TensorParallel
 from text.card import ModelCard
@@ -30,16 +33,19 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     tp: TensorParallel,
+    recipe: Recipe = FLOATS,
+    kernels: Kernels | None = None,
     progress: Progress = silent,
 ) -> CausalLM:
-    """Reads this rank's share of the weights, as `dtype`, onto `device`.
+    """Reads this rank's share of the weights onto `device`, to compute in `dtype`.
 
+    `recipe` says which weights become whole numbers. `kernels` unset: the fastest there are.
     `progress` counts the rank's bytes in memory. Raises ConfigError when the checkpoint lacks
     tensors, holds unknown ones or wrong shapes, or when `tp` has more ranks than the model allows.
     """
     heads = HeadPartition(card.num_heads, card.num_kv_heads, tp.size).rank(tp.rank)
-    kernels = select(device, dtype)
-    with open_checkpoint(card) as checkpoint:
+    kernels = kernels or select(device, dtype)
+    with _open(card, recipe) as checkpoint:
         check_tensors(card, checkpoint.shapes)
         weights = RankWeights(
             checkpoint,
@@ -48,9 +54,19 @@ def load_model(
             progress=progress,
             total_bytes=_rank_bytes(card, dtype, tp),
         )
-        layers = FloatWeights(weights, kernels, family_named(card.architecture))
+        family = family_named(card.architecture)
+        layers: LayerWeights = FloatWeights(weights, kernels, family)
+        if recipe.scheme != "none":
+            layers = QuantizedWeights(checkpoint, weights, kernels, family, recipe, device)
         decoder = DecoderBuilder(card, layers, heads, tp).decoder(dtype, device)
     return CausalLM(decoder, kernels, tp, vocab_size=card.vocab_size, kv_heads=heads.kv)
+
+
+def _open(card: ModelCard, recipe: Recipe) -> Checkpoint:
+    checkpoint = open_checkpoint(card)
+    if recipe.calibration is None:
+        return checkpoint
+    return CalibratedCheckpoint(checkpoint, recipe.calibration, card)
 
 
 def _rank_bytes(card: ModelCard, dtype: torch.dtype, tp: TensorParallel) -> int:

@@ -39,12 +39,26 @@ class RankWeights:
         self._report(vector)
         return vector
 
-    def stack(self, parts: Sequence[WeightPart], kind: str, columns: range | None = None) -> Tensor:
-        """Rows of several modules' tensors `kind` (weight, bias) in one, in the order given."""
+    def stack(
+        self,
+        parts: Sequence[WeightPart],
+        kind: str,
+        columns: range | None = None,
+        *,
+        exact: bool = False,
+    ) -> Tensor:
+        """Rows of several modules' tensors `kind` (weight, bias) in one, in the order given.
+
+        `exact`: in float32 on the CPU, for those who round them in another way.
+        """
         num_rows = sum(len(part.rows) for part in parts)
         shape = self._checkpoint.shapes[f"{parts[0].module}.{kind}"][1:]
         width = shape if columns is None else (len(columns),)
-        stacked = torch.empty((num_rows, *width), dtype=self._dtype, device=self._device)
+        stacked = torch.empty(
+            (num_rows, *width),
+            dtype=torch.float32 if exact else self._dtype,
+            device="cpu" if exact else self._device,
+        )
         start = 0
         for part in parts:
             rows = self._checkpoint.read(f"{part.module}.{kind}", part.rows, columns)

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 
 from safetensors import SafetensorError, safe_open
+from tandem_kernels import QuantizedWeight
 from torch import Tensor
 
 from core.errors import ConfigError
@@ -43,6 +44,11 @@ class SafetensorsCheckpoint:
             raise ConfigError(f"{self._directory}: cannot read tensor {name}: {error}") from None
         assert isinstance(tensor, Tensor)
         return tensor
+
+    def read_quantized(
+        self, name: str, rows: range | None = None, columns: range | None = None
+    ) -> QuantizedWeight | None:
+        return None
 
     def __enter__(self) -> SafetensorsCheckpoint:
         return self

@@ -13,6 +13,7 @@ from text.families.registry import family_of_class
 from text.fields import Fields, read_json
 from text.model_source import ModelSource
 from text.safetensors_files import SafetensorsTensor, read_safetensors_header, safetensors_files
+from text.stored_quantization import read_stored_quantization
 from text.weights_digest import WeightFile, weights_digest
 
 _SAFETENSORS_DTYPES: dict[str, Dtype] = {
@@ -20,6 +21,8 @@ _SAFETENSORS_DTYPES: dict[str, Dtype] = {
     "BF16": "bfloat16",
     "F16": "float16",
 }
+# Of the parts of quantised layers
+_QUANTIZED_DTYPES = ("I8", "I32", "I64")
 
 
 def load_huggingface_card(source: ModelSource) -> ModelCard:
@@ -31,11 +34,12 @@ def load_huggingface_card(source: ModelSource) -> ModelCard:
     decoder = dataclasses.replace(family.read(config), name=source.name)
     headers = {file: read_safetensors_header(file) for file in safetensors_files(source.path)}
     special = _SpecialTokens(source.path, config)
+    stored = read_stored_quantization(config)
     return ModelCard(
         **decoder.settings(),
         source=source,
         dtype=_dtype(config, headers),
-        quantization="none",
+        quantization="none" if stored is None else stored.name,
         bos_token_id=special.bos_token_id,
         eos_token_ids=special.eos_token_ids,
         bos_token=special.bos_token,
@@ -47,10 +51,7 @@ def load_huggingface_card(source: ModelSource) -> ModelCard:
 
 def _family(config: Fields) -> Family:
     names = config.texts("architectures")
-    family = family_of_class(names[0] if names else "none", config.where)
-    if config.has("quantization_config"):
-        raise ConfigError(f"{config.where}: quantization_config is not supported (GGUF files are)")
-    return family
+    return family_of_class(names[0] if names else "none", config.where)
 
 
 def _dtype(config: Fields, headers: dict[Path, dict[str, SafetensorsTensor]]) -> Dtype:
@@ -59,7 +60,7 @@ def _dtype(config: Fields, headers: dict[Path, dict[str, SafetensorsTensor]]) ->
         if name == dtype:
             return dtype
     stored = {tensor.dtype for header in headers.values() for tensor in header.values()}
-    unknown = stored - set(_SAFETENSORS_DTYPES)
+    unknown = stored - set(_SAFETENSORS_DTYPES) - set(_QUANTIZED_DTYPES)
     if unknown:
         raise ConfigError(f"{config.where}: weights of type {', '.join(sorted(unknown))}")
     return next((t for s, t in _SAFETENSORS_DTYPES.items() if s in stored), "float32")

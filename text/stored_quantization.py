@@ -11,10 +11,11 @@ Which layers are quantised isn't read here: their tensors say it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from core.errors import ConfigError
-from text.fields import Fields
+from text.fields import Fields, read_json
 
 StoredFormat = Literal["gptq", "awq", "pack-quantized", "int-quantized"]
 
@@ -38,6 +39,12 @@ class StoredQuantization:
         """As in `gptq-int4-g128`."""
         group = "" if self.group_size is None else f"-g{self.group_size}"
         return f"{self.format}-int{self.bits}{group}"
+
+
+def stored_quantization(directory: Path) -> StoredQuantization | None:
+    """Of a Hugging Face directory; None: weights are floats. Raises ConfigError."""
+    config = read_json(directory / "config.json")
+    return None if config is None else read_stored_quantization(config)
 
 
 def read_stored_quantization(config: Fields) -> StoredQuantization | None:

@@ -45,7 +45,7 @@ class ReferenceQuantizedLinear:
         """`dtype` is that of rows looked up."""
         self._rounds_activations = weight.scheme == "w8a8"
         self._row_scales = weight.scales.squeeze(1) if self._rounds_activations else None
-        self._weight = weight.values.float() if self._rounds_activations else floats_of(weight)
+        self._weight = weight.values.float() if self._rounds_activations else dequantized(weight)
         self._bias = None if bias is None else bias.float()
         self._out_dtype = out_dtype
         self._dtype = dtype
@@ -72,9 +72,13 @@ class ReferenceQuantizedLinear:
         return sums.float() * (scales * self._row_scales)
 
 
-def floats_of(weight: QuantizedWeight) -> Tensor:
-    """float32 [out, in]: scale * value + offset, each operation rounded once."""
-    columns = torch.arange(weight.values.shape[1], device=weight.values.device)
-    groups = columns // weight.group_size
-    floats = weight.values * weight.scales[:, groups]
-    return floats if weight.offsets is None else floats.add_(weight.offsets[:, groups])
+def dequantized(weight: QuantizedWeight, group_index: Tensor | None = None) -> Tensor:
+    """float32 [out, in]: scale * value + offset, each operation rounded once.
+
+    `group_index` int64 [in] names each column's group where that isn't column // group_size.
+    """
+    if group_index is None:
+        columns = torch.arange(weight.values.shape[1], device=weight.values.device)
+        group_index = columns // weight.group_size
+    floats = weight.values * weight.scales[:, group_index]  # [out, in]
+    return floats if weight.offsets is None else floats.add_(weight.offsets[:, group_index])

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 
 from tandem_kernels import QuantizedWeight
+from tandem_kernels.reference_linear import dequantized
 from torch import Tensor
 
 from core.errors import ConfigError
@@ -17,7 +18,7 @@ from model.quantization.stored_formats import (
     logical_shape,
     unpack,
 )
-from model.quantization.whole_numbers import dequantized, part, with_group_size
+from model.quantization.whole_numbers import part, with_group_size
 from model.safetensors_checkpoint import FLOATS, SafetensorsCheckpoint
 from text.stored_quantization import StoredQuantization
 

@@ -1,4 +1,4 @@
-"""What can be done with a `QuantizedWeight` before it is packed: parts, stacks, floats."""
+"""What can be done with a `QuantizedWeight` before it is packed: parts, stacks, other groups."""
 
 from __future__ import annotations
 
@@ -11,17 +11,6 @@ from torch import Tensor
 
 # Of the groups that kernels take, beside whole rows.
 GROUP_SIZES = (32, 64, 128)
-
-
-def dequantized(weight: QuantizedWeight, group_index: Tensor | None = None) -> Tensor:
-    """float32 [out, in]: scale * value + offset, each operation rounded once.
-
-    `group_index` int64 [in] names each column's group where that isn't column // group_size.
-    """
-    if group_index is None:
-        group_index = torch.arange(weight.values.shape[1]) // weight.group_size
-    floats = weight.values * weight.scales[:, group_index]  # [out, in]
-    return floats if weight.offsets is None else floats.add_(weight.offsets[:, group_index])
 
 
 def part(
@@ -47,6 +36,17 @@ def part(
         scales=weight.scales[first, groups],
         offsets=None if offsets is None else offsets[first, groups],
         group_size=min(weight.group_size, len(columns) if columns else num_columns),
+    )
+
+
+def rows_taken(weight: QuantizedWeight, indices: Tensor) -> QuantizedWeight:
+    """Rows in the order of `indices`, int64 [n]."""
+    offsets = weight.offsets
+    return dataclasses.replace(
+        weight,
+        values=weight.values[indices],
+        scales=weight.scales[indices],
+        offsets=None if offsets is None else offsets[indices],
     )
 
 
