@@ -7,15 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
-from transformers import (
-    DynamicCache,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PreTrainedModel,
-)
+from transformers import DynamicCache, PreTrainedModel
 
 from text.model_card import ModelCard, load_card
 from text.model_source import ModelSource
@@ -66,19 +60,40 @@ def oracle_greedy(oracle: PreTrainedModel, token_ids: list[int], num_tokens: int
     return output
 
 
-def llama(
-    directory: Path, *, dtype: torch.dtype = torch.float32, shard: str = "1GB", **settings: Any
+def oracle_continuation(
+    oracle: PreTrainedModel, token_ids: list[int], num_tokens: int
+) -> tuple[list[int], Tensor]:
+    """The greedy continuation, and float32 [T + num_tokens, vocab] of the prompt's T tokens and of
+    all of its own."""
+    cache, ids = DynamicCache(config=oracle.config), token_ids
+    output, rows = list[int](), list[Tensor]()
+    with torch.inference_mode():
+        for _ in range(num_tokens + 1):
+            rows.append(oracle_logits(oracle, ids, cache=cache))
+            ids = [int(rows[-1][-1].argmax())]
+            output += ids
+    return output[:-1], torch.cat(rows)
+
+
+def llama(directory: Path, **settings: Any) -> TinyModel:
+    """A Llama of a few thousand weights; see `make`."""
+    return make("Llama", directory, **settings)
+
+
+def make(
+    family: str,
+    directory: Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    shard: str = "1GB",
+    **settings: Any,
 ) -> TinyModel:
-    """A Llama of a few thousand weights; `settings` are LlamaConfig's."""
+    """A model of transformers' `<family>ForCausalLM`; `settings` are its configuration's."""
     torch.manual_seed(1)
-    return _saved(LlamaForCausalLM(LlamaConfig(**(SHAPE | settings))), directory, dtype, shard)
-
-
-def mistral(directory: Path, **settings: Any) -> TinyModel:
-    """A Mistral of a few thousand weights; `settings` are MistralConfig's."""
-    torch.manual_seed(1)
-    model = MistralForCausalLM(MistralConfig(**(SHAPE | settings)))
-    return _saved(model, directory, torch.float32, "1GB")
+    config_name = "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config"
+    config = getattr(transformers, config_name)(**(SHAPE | settings))
+    model = getattr(transformers, f"{family}ForCausalLM")(config)
+    return _saved(model, directory, dtype, shard)
 
 
 def _saved(model: PreTrainedModel, directory: Path, dtype: torch.dtype, shard: str) -> TinyModel:

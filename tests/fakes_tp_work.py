@@ -19,12 +19,13 @@ PROMPT = [(7 * i + i * i) % 97 for i in range(37)]
 OTHER = [(5 * i + 3) % 97 for i in range(20)]
 
 
-def run_all(groups: Groups, directory: Path, card: ModelCard, sizes: list[int]) -> None:
+def run_all(groups: Groups, directory: Path, cards: dict[str, ModelCard], sizes: list[int]) -> None:
     """One life of a rank process, since starting one takes long; results go to `directory`."""
     for size in sizes:
         tp = groups.join(f"model-{size}", size)
         if tp is not None:
-            torch.save(logits(tp, card), directory / f"logits-{size}-{tp.rank}.pt")
+            for name, card in cards.items():
+                torch.save(logits(tp, card), directory / f"{name}-{size}-{tp.rank}.pt")
     tp = groups.join("collectives", 3)
     if tp is not None:
         torch.save(sum_and_columns(tp), directory / f"collectives-{tp.rank}.pt")

@@ -20,16 +20,34 @@ from model.loader import load_model
 from model.tensor_parallel import TensorParallel
 
 # The default model's heads and widths; a vocabulary that no group size divides
-SHAPE: dict[str, Any] = {
+LLAMA: dict[str, Any] = {
     "vocab_size": 1001,
     "hidden_size": 576,
     "intermediate_size": 1536,
     "num_hidden_layers": 2,
     "num_attention_heads": 9,
     "num_key_value_heads": 3,
+    "attention_bias": True,
+    "mlp_bias": True,
+    "tie_word_embeddings": True,
 }
-
-
+SMALL: dict[str, Any] = {
+    "hidden_size": 72,
+    "intermediate_size": 91,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "pad_token_id": 0,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "Llama": LLAMA,
+    "Qwen2": SMALL,
+    "Qwen3": SMALL | {"head_dim": 16},
+    "Gemma2": SMALL | {"head_dim": 16, "sliding_window": 7},
+    "Gemma3": SMALL | {"head_dim": 16, "sliding_window": 7},
+    "Phi3": SMALL,
+    "Phi": SMALL,
+}
 SIZES = [1, 2, 3, 4]
 
 
@@ -37,35 +55,45 @@ SIZES = [1, 2, 3, 4]
 class Outcome:
     """What four rank processes left behind."""
 
-    tiny: TinyModel
+    models: dict[str, TinyModel]
     directory: Path
     exit_codes: list[int | None]
+
+    def logits(self, model: str) -> torch.Tensor:
+        """Of a single process."""
+        found: torch.Tensor = torch.load(self.directory / f"{model}-1-0.pt")["logits"]
+        return found
 
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     directory = tmp_path_factory.mktemp("ranks")
-    tiny = fakes_tiny_model.llama(
-        directory / "hf", attention_bias=True, mlp_bias=True, tie_word_embeddings=True, **SHAPE
-    )
-    codes = RankProcesses(4).run(fakes_tp_work.run_all, directory, tiny.card, SIZES)
-    return Outcome(tiny, directory, codes)
+    models = {
+        name: fakes_tiny_model.make(name, directory / name, **settings)
+        for name, settings in MODELS.items()
+    }
+    cards = {name: tiny.card for name, tiny in models.items()}
+    codes = RankProcesses(4).run(fakes_tp_work.run_all, directory, cards, SIZES)
+    return Outcome(models, directory, codes)
 
 
-def test_one_rank_equals_transformers(outcome: Outcome) -> None:
-    alone = torch.load(outcome.directory / "logits-1-0.pt")["logits"]
-    expected = outcome.tiny.logits(fakes_tp_work.PROMPT)
-    torch.testing.assert_close(alone[: len(expected)], expected, atol=1e-3, rtol=1e-5)
+@pytest.mark.parametrize("model", MODELS)
+def test_one_rank_equals_transformers(outcome: Outcome, model: str) -> None:
+    expected = outcome.models[model].logits(fakes_tp_work.PROMPT)
+    alone = outcome.logits(model)[: len(expected)]
+    torch.testing.assert_close(alone, expected, atol=1e-3, rtol=1e-5)
 
 
+@pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("size", SIZES)
-def test_every_group_size_gives_the_logits_of_one_process(outcome: Outcome, size: int) -> None:
-    alone = torch.load(outcome.directory / "logits-1-0.pt")["logits"]
+def test_every_group_size_gives_the_logits_of_one_process(
+    outcome: Outcome, size: int, model: str
+) -> None:
     for rank in range(size):
-        result = torch.load(outcome.directory / f"logits-{size}-{rank}.pt")
+        result = torch.load(outcome.directory / f"{model}-{size}-{rank}.pt")
         assert result["kv_heads"] == list(kv_heads_of_rank(3, size, rank))
         # Sums are reordered across ranks: relative to the largest logits, of about 50
-        torch.testing.assert_close(result["logits"], alone, atol=1e-4, rtol=1e-5)
+        torch.testing.assert_close(result["logits"], outcome.logits(model), atol=1e-4, rtol=1e-5)
 
 
 def test_collectives_sum_and_join_unequal_shares(outcome: Outcome) -> None:
