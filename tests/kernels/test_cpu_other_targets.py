@@ -14,6 +14,9 @@ from tandem_kernels.cpu.kernels import CpuKernels
 from tandem_kernels.cpu.library import load_library
 from tandem_kernels.reference import ReferenceKernels
 
+from core.kv_spec import KVGroup, KVSpec
+from kv_cache.storage import KVStorage
+
 # Whatever the compiler assumes by default runs everywhere: on x86-64 no more than SSE2
 TARGETS = ["default", *(["-march=x86-64-v3"] if " avx2 " in cpu_features() else [])]
 TWIN = ReferenceKernels()
@@ -78,3 +81,14 @@ def test_attention_equals_its_twin_and_itself_cut(
     )
     again = kernels.paged_attention(q[-7:], LayerCache(k, v), last, scale=d**-0.5, window=window)
     assert torch.equal(again, out[-7:])
+
+
+@pytest.mark.parametrize("cache_type", ["int8", "fp8"])
+def test_quantised_rows_equal_their_twins(kernels: CpuKernels, cache_type: str) -> None:
+    spec = KVSpec((KVGroup(num_layers=1, num_kv_heads=3, head_dim=20),), 8, cache_type)
+    ours, twins = KVStorage(spec, 9), KVStorage(spec, 9)
+    k, v = torch.randn(2, 50, 3, 20).to(kernels.dtype)
+    slots = torch.randperm(72)[:50]
+    kernels.write_kv(k, v, ours.layer(0), slots)
+    TWIN.write_kv(k, v, twins.layer(0), slots)
+    assert torch.equal(ours.pack(range(9)), twins.pack(range(9)))
