@@ -121,6 +121,8 @@ class DecoderConfig:
                 "rotated in pairs (partial_rotary_factor)"
             )
         for rope in (self.rope, self.local_rope or self.rope):
+            if rope.scaling == "longrope" and not (rope.short_factor and rope.long_factor):
+                raise ConfigError(f"{self.name}: longrope needs short_factor and long_factor")
             for key in ("short_factor", "long_factor", "frequency_factors"):
                 factors = getattr(rope, key)
                 if factors and len(factors) != self.rotary_dim // 2:

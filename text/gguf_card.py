@@ -16,7 +16,11 @@ from text.rope_config import RopeConfig, RopeScaling
 from text.weights_digest import WeightFile, weights_digest
 
 _DTYPES: dict[str, Dtype] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-_SCALINGS: dict[str, RopeScaling] = {"none": "none", "linear": "linear", "yarn": "yarn"}
+_SCALINGS: dict[str, RopeScaling] = {
+    "none": "none",
+    "linear": "linear",
+    "yarn": "yarn",
+}
 _ENDS = (
     "tokenizer.ggml.eos_token_id",
     "tokenizer.ggml.eot_token_id",

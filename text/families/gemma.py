@@ -96,14 +96,15 @@ def _windows(config: Fields, num_layers: int, pattern: int) -> tuple[int | None,
     no_window = "sliding_window" in config.values and not config.has("sliding_window")
     window = None if no_window else config.integer("sliding_window", _WINDOW)
     types = [
-        "full_attention" if _is_global(layer, pattern) else "sliding_attention"
-        for layer in range(num_layers)
+        "sliding_attention" if is_local else "full_attention"
+        for is_local in _local_layers(num_layers, pattern)
     ]
     return windows_by_type(config, window, types)
 
 
-def _is_global(layer: int, pattern: int) -> bool:
-    return (layer + 1) % pattern == 0
+def _local_layers(num_layers: int, pattern: int) -> list[bool]:
+    """All but every `pattern`-th."""
+    return [(layer + 1) % pattern != 0 for layer in range(num_layers)]
 
 
 def _ropes(config: Fields) -> tuple[RopeConfig, RopeConfig]:
@@ -155,10 +156,15 @@ def _gguf_windows(
     config: DecoderConfig, fields: Fields, key: str, pattern: int
 ) -> tuple[int | None, ...]:
     window = fields.integer(f"{key}.attention.sliding_window", _WINDOW) or None
-    pattern = fields.integer(f"{key}.attention.sliding_window_pattern", pattern)
-    return tuple(
-        None if _is_global(layer, pattern) else window for layer in range(config.num_layers)
+    # Either a flag for every layer or a period
+    stated_key = f"{key}.attention.sliding_window_pattern"
+    stated = fields.values.get(stated_key)
+    is_local = (
+        stated
+        if isinstance(stated, list)
+        else _local_layers(config.num_layers, fields.integer(stated_key, pattern))
     )
+    return tuple(window if local else None for local in is_local)
 
 
 _GEMMA2_LAYER = LayerNames(
