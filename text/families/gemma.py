@@ -104,6 +104,8 @@ def _windows(config: Fields, num_layers: int, pattern: int) -> tuple[int | None,
 
 def _local_layers(num_layers: int, pattern: int) -> list[bool]:
     """All but every `pattern`-th."""
+    if pattern <= 0:
+        raise ConfigError(f"sliding_window_pattern is {pattern}, not positive")
     return [(layer + 1) % pattern != 0 for layer in range(num_layers)]
 
 
