@@ -35,6 +35,7 @@ from kv_cache.storage import KVStorage
 from model.causal_lm import CausalLM
 from model.dtype import resolve_dtype
 from model.loader import load_model
+from model.quantization.recipe import resolve_recipe
 from model.tensor_parallel import TensorParallel
 from text.card import ModelCard
 
@@ -77,7 +78,8 @@ def build_engine(
     spec = card.kv_spec(config.cache.block_size, str(dtype).removeprefix("torch."))
     before = peak_memory_bytes(device)
     progress("loading weights")
-    model = load_model(card, dtype=dtype, device=device, tp=TensorParallel.single())
+    recipe = resolve_recipe(config.model, card)
+    model = load_model(card, dtype=dtype, device=device, tp=TensorParallel.single(), recipe=recipe)
     loaded = peak_memory_bytes(device)
     progress("warming up")
     _profile(config, card, spec, model)
@@ -115,7 +117,7 @@ def build_engine(
         runner=_runner(card, model, storage),
         compat_key=compat_key(
             weights_digest=card.weights_digest,
-            quantization=card.quantization,
+            quantization=f"{recipe.name} in {dtype}",
             rope=card.rope_description,
             kv_spec=spec,
         ),
