@@ -51,7 +51,8 @@ def info(
 ) -> None:
     """Show parameters, KV bytes per token, and how much fits into a given memory.
 
-    Precision and lengths follow the settings (model.dtype, model.max_model_len, cache.block_size).
+    Precision and lengths follow the settings (model.dtype, model.max_model_len, cache.block_size,
+    cache.kv_cache_dtype).
     """
     from cli.fetch import fetch_card
     from cli.model_info import info_text, served_dtype
@@ -67,6 +68,7 @@ def info(
         memory_bytes=memory_bytes,
         block_size=config.cache.block_size,
         dtype=dtype,
+        kv_cache_dtype=config.cache.kv_cache_dtype,
         max_model_len=config.model.max_model_len,
         tensor_parallel_size=config.parallel.tensor_parallel_size,
     )

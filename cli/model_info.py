@@ -22,7 +22,7 @@ def info_text(card: ModelCard, plan: MemoryPlan, *, dtype: str, block_size: int)
         ("parameters", f"{card.num_parameters:,}"),
         ("weights", f"{size_text(plan.weight_bytes)} in {dtype}, stored as {_stored(card)}"),
         ("longest", f"{card.max_model_len:,} tokens"),
-        ("KV", f"{plan.kv_bytes_per_token:,} bytes per token in {dtype}"),
+        ("KV", f"{plan.kv_bytes_per_token:,} bytes per token in {plan.kv_dtype}"),
         ("", f"{size_text(plan.kv_bytes_per_token * block_size)} per block of {block_size}"),
         ("memory", f"{size_text(plan.memory_bytes)} for weights and KV, activations apart"),
         ("fits", f"{plan.num_blocks:,} blocks = {plan.num_tokens:,} tokens"),

@@ -69,8 +69,9 @@ class CacheConfig(_Section):
     block_size: Literal[8, 16, 32, 64, 128] = 16
     """Tokens in a block."""
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "int8", "fp8"] = "auto"
-    """Type of stored and transferred KV. auto: the type of arithmetic. int8 and fp8 (e4m3fn) take
-    about half the bytes of bfloat16, each token and head with a scale of its own."""
+    """Type of stored and transferred KV. auto: the type of arithmetic, which float types must be.
+    int8 and fp8 (e4m3fn) take about half the bytes of bfloat16, each token and head with a scale
+    of its own."""
     num_blocks: PositiveInt | None = None
     """Blocks in a worker's pool; unset: as many as the memory settings below allow."""
     kv_cache_memory_gib: PositiveFloat | None = None

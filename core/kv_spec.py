@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from core.errors import ConfigError
+
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 _QUANTIZED_BYTES = {"int8": 1, "fp8": 1}
@@ -13,8 +15,18 @@ _SCALE_BYTES = 2
 
 
 def resolve_kv_dtype(configured: str, compute_dtype: str) -> str:
-    """`cache.kv_cache_dtype` as an element type: `auto` is the type that the model computes in."""
-    return compute_dtype if configured == "auto" else configured
+    """`cache.kv_cache_dtype` as an element type: `auto` is the type that the model computes in.
+
+    Raises ConfigError for a float type other than that one: kernels read those as they are.
+    """
+    if configured in ("auto", compute_dtype):
+        return compute_dtype
+    if configured not in _QUANTIZED_BYTES:
+        raise ConfigError(
+            f"cache.kv_cache_dtype is {configured}, but the model computes in {compute_dtype}; "
+            f"choose auto, int8 or fp8, or set model.dtype to {configured}"
+        )
+    return configured
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from tandem_kernels import select_sampling
 from core.compat import compat_key
 from core.config import Config
 from core.errors import ConfigError
-from core.kv_spec import KVSpec
+from core.kv_spec import KVSpec, resolve_kv_dtype
 from core.request import SamplingParams
 from engine.compiled_sampler import CompiledSampler
 from engine.intake import Limits
@@ -75,7 +75,8 @@ def build_engine(
     torch.set_num_threads(num_threads(config.parallel, num_sharers))
     capacity = available_memory_bytes(device)
     dtype = resolve_dtype(config.model.dtype, card, device)
-    spec = card.kv_spec(config.cache.block_size, str(dtype).removeprefix("torch."))
+    kv_dtype = resolve_kv_dtype(config.cache.kv_cache_dtype, str(dtype).removeprefix("torch."))
+    spec = card.kv_spec(config.cache.block_size, kv_dtype)
     before = peak_memory_bytes(device)
     progress("loading weights")
     recipe = resolve_recipe(config.model, card)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from core.kv_spec import DTYPE_BYTES
+from core.kv_spec import DTYPE_BYTES, resolve_kv_dtype
 from text.card import ModelCard
 
 
@@ -14,6 +14,7 @@ class MemoryPlan:
 
     memory_bytes: int
     weight_bytes: int
+    kv_dtype: str
     kv_bytes_per_token: int
     num_blocks: int
     num_tokens: int
@@ -33,14 +34,16 @@ def plan_memory(
     memory_bytes: int,
     block_size: int,
     dtype: str,
+    kv_cache_dtype: str = "auto",
     max_model_len: int | None = None,
     tensor_parallel_size: int = 1,
 ) -> MemoryPlan:
     """Plans the memory of the fullest rank, activations apart; `max_model_len` unset: the model's.
 
+    `dtype` is that of weights, `kv_cache_dtype` as in the settings; ConfigError if they clash.
     Under tensor parallelism a rank holds its share of weights and KV heads, of these at least one.
     """
-    spec = card.kv_spec(block_size, dtype)
+    spec = card.kv_spec(block_size, resolve_kv_dtype(kv_cache_dtype, dtype))
     weight_bytes = -(-card.num_parameters * DTYPE_BYTES[dtype] // tensor_parallel_size)
     heads_per_rank = -(-card.num_kv_heads // tensor_parallel_size)
     kv_bytes_per_token = spec.bytes_per_token * heads_per_rank // card.num_kv_heads
@@ -53,6 +56,7 @@ def plan_memory(
     return MemoryPlan(
         memory_bytes=memory_bytes,
         weight_bytes=weight_bytes,
+        kv_dtype=spec.dtype,
         kv_bytes_per_token=kv_bytes_per_token,
         num_blocks=num_blocks,
         num_tokens=num_blocks * block_size,

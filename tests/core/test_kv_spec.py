@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from core.compat import compat_key
+from core.errors import ConfigError
 from core.kv_spec import KVGroup, KVSpec, resolve_kv_dtype
 
 SPEC = KVSpec((KVGroup(30, 3, 64), KVGroup(2, 3, 64, window=128)), 16, "bfloat16")
@@ -26,7 +27,13 @@ def test_a_token_takes_its_values_and_where_they_are_quantised_its_scales(
 
 def test_kv_is_stored_as_it_is_computed_unless_told_otherwise() -> None:
     assert resolve_kv_dtype("auto", "bfloat16") == "bfloat16"
+    assert resolve_kv_dtype("bfloat16", "bfloat16") == "bfloat16"
     assert resolve_kv_dtype("int8", "bfloat16") == "int8"
+
+
+def test_a_float_type_other_than_the_arithmetics_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"kv_cache_dtype is float32.*model\.dtype to float32"):
+        resolve_kv_dtype("float32", "bfloat16")
 
 
 def test_workers_with_kv_of_different_types_are_no_pair() -> None:

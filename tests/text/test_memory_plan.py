@@ -71,3 +71,17 @@ def test_a_window_bounds_what_a_long_sequence_holds(tmp_path: Path) -> None:
     card = load_card(ModelSource("huggingface", tmp_path, "mistral"))
     plan = plan_memory(card, memory_bytes=24 * GIB, block_size=16, dtype="bfloat16")
     assert plan.num_full_sequences == plan.num_blocks // 65
+
+
+def test_quantised_kv_takes_a_byte_for_each_value_and_two_for_each_scale(
+    default_card: ModelCard,
+) -> None:
+    plan = plan_memory(
+        default_card,
+        memory_bytes=GIB,
+        block_size=16,
+        dtype="bfloat16",
+        kv_cache_dtype="int8",
+    )
+    assert plan.kv_bytes_per_token == 2 * 30 * 3 * (64 + 2)
+    assert plan.kv_dtype == "int8"
