@@ -36,6 +36,7 @@ class Shape:
     d: int
     block_size: int
     window: int | None = None
+    softcap: float = 0.0
 
 
 class Cache:
@@ -74,13 +75,19 @@ class Cache:
             meta,
             scale=self.shape.d**-0.5,
             window=self.shape.window,
+            softcap=self.shape.softcap,
         )
 
     def twin(self, q: Tensor, meta: AttentionMeta) -> Tensor:
         k, v = self.k.float().nan_to_num(), self.v.float().nan_to_num()
         q = q.float().contiguous()
         return ReferenceKernels().paged_attention(
-            q, LayerCache(k, v), meta, scale=self.shape.d**-0.5, window=self.shape.window
+            q,
+            LayerCache(k, v),
+            meta,
+            scale=self.shape.d**-0.5,
+            window=self.shape.window,
+            softcap=self.shape.softcap,
         )
 
 
@@ -97,6 +104,7 @@ SHAPES = [
     Shape(8, 2, 128, 128, window=7),
     Shape(7, 1, 96, 32),
     Shape(5, 1, 8, 8, window=1),
+    Shape(6, 2, 64, 16, window=50, softcap=1.5),
     Shape(3, 3, 5, 8),
     Shape(1, 1, 256, 64, window=300),
 ]
@@ -114,14 +122,15 @@ def test_attention_equals_its_twin(shape: Shape, dtype: torch.dtype) -> None:
 
 lengths = st.integers(1, 600)
 shapes = st.builds(
-    lambda kv_heads, group, d, block_size, window: Shape(
-        kv_heads * group, kv_heads, d, block_size, window
+    lambda kv_heads, group, d, block_size, window, softcap: Shape(
+        kv_heads * group, kv_heads, d, block_size, window, softcap
     ),
     st.integers(1, 3),
     st.integers(1, 9),
     st.sampled_from([2, 16, 31, 64, 72]),
     st.sampled_from([8, 16, 32, 64, 128]),
     st.none() | st.integers(1, 700),
+    st.sampled_from([0.0, 0.0, 2.0]),
 )
 
 

@@ -42,7 +42,12 @@ class Cache:
 
 
 def naive(
-    q: Tensor, cache: Cache, queries: Queries, scale: float, window: int | None
+    q: Tensor,
+    cache: Cache,
+    queries: Queries,
+    scale: float,
+    window: int | None,
+    softcap: float = 0.0,
 ) -> list[Tensor]:
     """One query and one head at a time, in float64."""
     rows = iter(q.double())
@@ -54,15 +59,18 @@ def naive(
             start = 0 if window is None else max(0, end - window)
             k = cache.k[blocks[start:end], :, offsets[start:end]].double()  # [S, kv_heads, d]
             v = cache.v[blocks[start:end], :, offsets[start:end]].double()
-            outputs.append(naive_row(next(rows), k, v, scale))
+            outputs.append(naive_row(next(rows), k, v, scale, softcap))
     return outputs
 
 
-def naive_row(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+def naive_row(q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float) -> Tensor:
     group = q.shape[0] // k.shape[1]
     heads = []
     for head in range(q.shape[0]):
-        weights = torch.softmax(k[:, head // group] @ q[head] * scale, dim=0)  # [S]
+        scores = k[:, head // group] @ q[head] * scale  # [S]
+        if softcap:
+            scores = softcap * torch.tanh(scores / softcap)
+        weights = torch.softmax(scores, dim=0)
         heads.append(weights @ v[:, head // group])
     return torch.stack(heads)
 
@@ -100,6 +108,20 @@ def test_attention_equals_one_query_at_a_time(
         q, LayerCache(cache.k, cache.v), meta, scale=d**-0.5, window=window
     )
     expected = torch.stack(naive(q, cache, mix, d**-0.5, window))
+    torch.testing.assert_close(out.double(), expected, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("window", [None, 16])
+def test_a_softcap_bends_large_scores(mix: Queries, window: int | None) -> None:
+    sequences, meta = step(mix, block_size=8, prefix={"b": 40})
+    cache = Cache(sequences, 2, 16, torch.float32)
+    cache.fill()
+    q = torch.randn(sum(n for _, n in mix), 6, 16) * 3
+    out = ReferenceKernels().paged_attention(
+        q, LayerCache(cache.k, cache.v), meta, scale=0.25, window=window, softcap=2.0
+    )
+    expected = torch.stack(naive(q, cache, mix, 0.25, window, 2.0))
     torch.testing.assert_close(out.double(), expected, atol=2e-6, rtol=1e-5)
 
 

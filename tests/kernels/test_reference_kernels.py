@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
-from tandem_kernels import LayerCache
+from tandem_kernels import Activation, LayerCache
 from tandem_kernels.reference import ReferenceKernels
+from torch import Tensor
 
 KERNELS = ReferenceKernels()
 
@@ -66,8 +69,43 @@ def test_written_kv_lies_at_its_slots_and_nowhere_else(block_size: int) -> None:
         assert not by_slot.any()
 
 
-def test_silu_mul_gates_the_second_half_with_the_first() -> None:
-    gate, up = torch.randn(5, 33), torch.randn(5, 33)
-    out = KERNELS.activate(torch.cat((gate, up), 1), "silu", gated=True)
-    expected = gate.double() / (1 + (-gate.double()).exp()) * up.double()
-    torch.testing.assert_close(out.double(), expected, atol=1e-6, rtol=1e-5)
+@pytest.mark.parametrize("shape", [(3, 7), (2, 5, 48)])
+def test_layer_norm_equals_its_formula(shape: tuple[int, ...]) -> None:
+    x, weight, bias = torch.randn(shape) + 2, torch.randn(shape[-1]), torch.randn(shape[-1])
+    out = KERNELS.layer_norm(x, weight, bias, 1e-3)
+    centred = x.double() - x.double().mean(-1, keepdim=True)
+    expected = centred / (centred.square().mean(-1, keepdim=True) + 1e-3).sqrt() * weight + bias
+    torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_norms_serve_every_head() -> None:
+    x, weight = torch.randn(5, 3, 8), torch.randn(8)
+    apart = [KERNELS.rms_norm(x[:, head], weight, 1e-5) for head in range(3)]
+    assert torch.equal(KERNELS.rms_norm(x, weight, 1e-5), torch.stack(apart, 1))
+
+
+def test_rope_leaves_what_it_has_no_angles_for() -> None:
+    angles = torch.rand(9, 4)
+    table = torch.cat((angles.cos(), angles.sin()), 1)
+    q, k = torch.randn(9, 3, 20), torch.randn(9, 1, 20)
+    for x, out in zip((q, k), KERNELS.rope(q, k, torch.arange(9), table), strict=True):
+        alone, _ = KERNELS.rope(x[..., :8], x[..., :8], torch.arange(9), table)
+        assert torch.equal(out[..., :8], alone)
+        assert torch.equal(out[..., 8:], x[..., 8:])
+
+
+FORMULAS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "silu": lambda x: x / (1 + (-x).exp()),
+    "gelu": lambda x: x / 2 * (1 + torch.erf(x / 2**0.5)),
+    "gelu_tanh": lambda x: x / 2 * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3))),
+}
+
+
+@pytest.mark.parametrize("activation", FORMULAS)
+def test_activations_equal_their_formulas(activation: Activation) -> None:
+    gate, up = torch.randn(5, 33) * 3, torch.randn(5, 33)
+    expected = FORMULAS[activation](gate.double())
+    plain = KERNELS.activate(gate, activation, gated=False)
+    torch.testing.assert_close(plain.double(), expected, atol=1e-6, rtol=1e-5)
+    gated = KERNELS.activate(torch.cat((gate, up), 1), activation, gated=True)
+    torch.testing.assert_close(gated.double(), expected * up, atol=1e-6, rtol=1e-5)

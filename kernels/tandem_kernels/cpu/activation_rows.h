@@ -56,10 +56,10 @@ inline void activate_row(const T* x, T* out, std::int64_t width) {
   });
 }
 
-// scores = cap * tanh(scores / cap).
-inline void softcap_row(float* scores, std::int64_t width, float cap) {
+// scores = cap * tanh(scale * scores / cap).
+inline void softcap_row(float* scores, std::int64_t width, float cap, float scale = 1.0f) {
   for_each_vector(width, [&](std::int64_t i, std::int64_t count) {
-    const Floats doubled = sigmoid(take(scores + i, count) * (2.0f / cap));
+    const Floats doubled = sigmoid(take(scores + i, count) * (2.0f * scale / cap));
     put(scores + i, fused(doubled, broadcast(2.0f * cap), broadcast(-cap)), count);
   });
 }

@@ -49,7 +49,8 @@ void attend(const TandemBatch& batch, const TandemAttention& attention,
   shape.block_stride = cache.block_stride / static_cast<std::int64_t>(sizeof(T));
   shape.head_stride = cache.head_stride / static_cast<std::int64_t>(sizeof(T));
   attend<W, T>(shape, {static_cast<const T*>(q), q_stride, static_cast<const T*>(cache.k),
-                       static_cast<const T*>(cache.v), static_cast<T*>(out), attention.scale});
+                       static_cast<const T*>(cache.v), static_cast<T*>(out), attention.scale,
+                       attention.softcap});
 }
 
 }  // namespace

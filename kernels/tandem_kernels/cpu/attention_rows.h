@@ -12,6 +12,7 @@
 #include <limits>
 #include <utility>
 
+#include "activation_rows.h"
 #include "attention_plan.h"
 #include "attention_words.h"
 #include "scratch.h"
@@ -28,6 +29,7 @@ struct AttentionTensors {
   const T* v_cache;
   T* out;  // contiguous
   float scale;
+  float softcap;  // 0: none
 };
 
 // A softmax over some keys: their largest score (in powers of 2), the sum of their weights relative
@@ -266,6 +268,10 @@ class AttentionRows {
   // Weights of the keys in `span`, exactly 0 outside `own`.
   void softmax(float* scores, std::uint32_t* weights, Span own, Span span, float& largest,
                float& total) const {
+    const bool is_capped = tensors_.softcap != 0.0f;
+    if (is_capped) {
+      softcap_row(scores + span.begin, span.end - span.begin, tensors_.softcap, tensors_.scale);
+    }
     const float nothing = -std::numeric_limits<float>::infinity();
     const bool sees_some = own.begin < own.end;
     std::fill(scores + span.begin, scores + (sees_some ? own.begin : span.end), nothing);
@@ -274,7 +280,7 @@ class AttentionRows {
     for (std::int64_t i = span.begin; i < span.end; i += kLanes) {
       highest = larger(highest, load(scores + i));
     }
-    const Floats scale = broadcast(tensors_.scale * kLog2E);
+    const Floats scale = broadcast((is_capped ? 1.0f : tensors_.scale) * kLog2E);
     // Where nothing is seen, 0 stands in for -inf - -inf
     largest = sees_some ? largest_lane(highest) * scale[0] : 0.0f;
     const Floats base = broadcast(-largest);
