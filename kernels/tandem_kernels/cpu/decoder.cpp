@@ -26,13 +26,14 @@ constexpr std::int64_t kMinNormRows = 16;
 
 class DecoderStep {
  public:
-  DecoderStep(const TandemDecoder& decoder, const TandemStep& step)
+  DecoderStep(const TandemDecoder& decoder, const TandemStep& step, std::int64_t threads)
       : decoder_(decoder),
         step_(step),
-        memory_(decoder, step.num_tokens, step.batch->num_sequences, step.num_threads, step.scratch),
+        threads_(threads),
+        memory_(decoder, step, threads, step.scratch),
         timings_(step.timings),
         work_(decoder, step, memory_, timings_),
-        batch_(*step.batch),
+        batch_(step.batch),
         num_rows_(step.num_tokens) {}
 
   void run() {
@@ -69,7 +70,7 @@ class DecoderStep {
  private:
   template <class F>
   void over_slabs(const F& f) {
-    const Slabs slabs(num_rows_, step_.num_threads);
+    const Slabs slabs(num_rows_, threads_);
     if (slabs.number == 1) {
       f(Slab{0, num_rows_, memory_.slab(0)});
       return;
@@ -81,7 +82,7 @@ class DecoderStep {
         f(Slab{begin, slabs.begin(i + 1) - begin, memory_.slab(part)});
       }
     };
-    parallel_parts(static_cast<int>(std::min(step_.num_threads, slabs.number)), take_slabs);
+    parallel_parts(static_cast<int>(std::min(threads_, slabs.number)), take_slabs);
   }
 
   void attend(std::int64_t index) const {
@@ -143,6 +144,7 @@ class DecoderStep {
 
   const TandemDecoder& decoder_;
   const TandemStep& step_;
+  const std::int64_t threads_;
   const StepMemory memory_;
   const StepTimings timings_;
   const SlabWork work_;
@@ -155,14 +157,20 @@ bool all_below(const std::int64_t* numbers, std::int64_t count, std::int64_t lim
                      [&](std::int64_t number) { return number >= 0 && number < limit; });
 }
 
-StepError check(const TandemDecoder& decoder, const TandemStep& step) {
+std::int64_t scratch_bytes(const TandemDecoder& decoder, const TandemStep& step,
+                           std::int64_t threads) {
+  return StepMemory(decoder, step, threads, nullptr).size_bytes();
+}
+
+StepError check(const TandemDecoder& decoder, const TandemStep& step, std::int64_t threads) {
   if (!all_below(step.token_ids, step.num_tokens, decoder.vocab_size)) return StepError::kTokenId;
-  if (!all_below(step.batch->positions, step.num_tokens, decoder.max_positions)) {
+  if (!all_below(step.batch.positions, step.num_tokens, decoder.max_positions)) {
     return StepError::kPosition;
   }
   if (step.rows != nullptr && !all_below(step.rows, step.num_rows, step.num_tokens)) {
     return StepError::kRow;
   }
+  if (step.scratch_bytes < scratch_bytes(decoder, step, threads)) return StepError::kScratch;
   return StepError::kNone;
 }
 
@@ -171,14 +179,14 @@ StepError check(const TandemDecoder& decoder, const TandemStep& step) {
 
 extern "C" {
 
-std::int64_t tandem_decoder_scratch_bytes(const TandemDecoder* decoder, std::int64_t num_tokens,
-                                          std::int64_t num_sequences, std::int64_t num_threads) {
-  return tandem::StepMemory(*decoder, num_tokens, num_sequences, num_threads, nullptr).size_bytes();
+std::int64_t tandem_decoder_scratch_bytes(const TandemDecoder* decoder, const TandemStep* step) {
+  return tandem::scratch_bytes(*decoder, *step, tandem::num_threads());
 }
 
 std::int32_t tandem_decoder_step(const TandemDecoder* decoder, const TandemStep* step) {
-  const tandem::StepError error = tandem::check(*decoder, *step);
-  if (error == tandem::StepError::kNone) tandem::DecoderStep(*decoder, *step).run();
+  const std::int64_t threads = tandem::num_threads();
+  const tandem::StepError error = tandem::check(*decoder, *step, threads);
+  if (error == tandem::StepError::kNone) tandem::DecoderStep(*decoder, *step, threads).run();
   return static_cast<std::int32_t>(error);
 }
 

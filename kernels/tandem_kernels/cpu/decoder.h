@@ -10,7 +10,13 @@
 namespace tandem {
 
 // Why a step was refused, before it computed anything.
-enum class StepError : std::int32_t { kNone = 0, kTokenId = 1, kPosition = 2, kRow = 3 };
+enum class StepError : std::int32_t {
+  kNone = 0,
+  kTokenId = 1,
+  kPosition = 2,
+  kRow = 3,
+  kScratch = 4,  // it is too small
+};
 
 // What a step's time goes into, in the order of `Timings`.
 enum class StepWork {
@@ -75,7 +81,7 @@ struct TandemDecoder {
 };
 
 struct TandemStep {
-  const TandemBatch* batch;
+  TandemBatch batch;
   const std::int64_t* token_ids;  // [num_tokens]
   std::int64_t num_tokens;
   const TandemLayerCache* const* caches;  // of every layer
@@ -83,14 +89,13 @@ struct TandemStep {
   std::int64_t num_rows;
   void* hidden;           // [num_rows][hidden_size]
   float* logits;          // [num_rows][logits_size], or null
-  std::int64_t num_threads;
-  void* scratch;          // of tandem_decoder_scratch_bytes, 64-byte aligned
+  void* scratch;          // 64-byte aligned
+  std::int64_t scratch_bytes;
   std::int64_t* timings;  // [kNumStepWork] nanoseconds of this thread, added to; or null
 };
 
-// What a step of so many tokens, sequences and threads needs.
-std::int64_t tandem_decoder_scratch_bytes(const TandemDecoder* decoder, std::int64_t num_tokens,
-                                          std::int64_t num_sequences, std::int64_t num_threads);
+// Scratch memory that the step needs with the threads there are now.
+std::int64_t tandem_decoder_scratch_bytes(const TandemDecoder* decoder, const TandemStep* step);
 
 // Writes the KV of all tokens, and computes what the wanted rows need. Returns a StepError.
 std::int32_t tandem_decoder_step(const TandemDecoder* decoder, const TandemStep* step);

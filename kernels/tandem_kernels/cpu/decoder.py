@@ -12,9 +12,9 @@ from tandem_kernels.cpu.decoder_structs import (
     DecoderStruct,
     StepStruct,
     decoder_struct,
-    step_batch,
+    describe_batch,
 )
-from tandem_kernels.cpu.layer_cache import BatchStruct, CacheStruct, CacheStructs
+from tandem_kernels.cpu.layer_cache import CacheStruct, CacheStructs
 from tandem_kernels.decoder import Decoder
 from tandem_kernels.host_memory import lazy_zeros
 from tandem_kernels.interface import AttentionMeta, LayerCache
@@ -40,13 +40,15 @@ _REFUSALS = {
     2: "a position has no angles",
     3: "a wanted row is not a row of the batch",
 }
+_SCRATCH_TOO_SMALL = 4
 
 
 class CpuProgram:
     """`StepProgram` for one decoder. One thread at a time may use it.
 
     The GIL is released from a step's start to its end. Scratch memory grows with the largest step
-    and is kept.
+    and is kept. Between two steps, weights have pushed Python out of the CPU's caches, so what is
+    executed here before the call costs several times what it does in a loop of its own.
     """
 
     def __init__(
@@ -58,8 +60,8 @@ class CpuProgram:
         self._dtype = dtype
         self._cache_structs = caches
         self._caches: Sequence[LayerCache] | None = None
-        self._cache_pointers = (ctypes.POINTER(CacheStruct) * 0)()
         self._scratch = lazy_zeros(0)
+        self._step = StepStruct()  # kept: what doesn't change from step to step stays in it
         self._timings: ctypes.Array[ctypes.c_int64] | None = None
 
     def forward(
@@ -103,6 +105,7 @@ class CpuProgram:
         Until `stop_timings`; a step that isn't measured pays nothing.
         """
         self._timings = (ctypes.c_int64 * len(TIMED_WORK))()
+        self._step.timings = ctypes.addressof(self._timings)
 
     def timings(self) -> dict[str, int]:
         """Nanoseconds of the calling thread by `TIMED_WORK` since `start_timings`.
@@ -114,7 +117,7 @@ class CpuProgram:
         return dict(zip(TIMED_WORK, self._timings, strict=True))
 
     def stop_timings(self) -> None:
-        self._timings = None
+        self._timings = self._step.timings = None
 
     def _run(
         self,
@@ -126,22 +129,21 @@ class CpuProgram:
         hidden: Tensor,
         logits: Tensor | None,
     ) -> None:
-        batch = step_batch(meta, positions)
-        num_threads = self._library.tandem_num_threads()
-        step = StepStruct(
-            batch=ctypes.pointer(batch),
-            token_ids=_int64s(token_ids).data_ptr(),
-            num_tokens=len(token_ids),
-            caches=self._caches_of(caches),
-            rows=None if rows is None else _int64s(rows).data_ptr(),
-            num_rows=len(hidden),
-            hidden=hidden.data_ptr(),
-            logits=None if logits is None else logits.data_ptr(),
-            num_threads=num_threads,
-            scratch=self._room(len(token_ids), batch, num_threads),
-            timings=None if self._timings is None else ctypes.addressof(self._timings),
-        )
+        step = self._step
+        describe_batch(step, token_ids, positions, meta)
+        if rows is None:
+            step.rows = None
+        else:
+            assert rows.dtype == torch.int64 and rows.is_contiguous()
+            step.rows = rows.data_ptr()
+        step.num_rows, step.hidden = len(hidden), hidden.data_ptr()
+        step.logits = None if logits is None else logits.data_ptr()
+        if self._caches is not caches:
+            self._point_to(caches)
         refused = self._library.tandem_decoder_step(self._struct, step)
+        if refused == _SCRATCH_TOO_SMALL:
+            self._grow_scratch()
+            refused = self._library.tandem_decoder_step(self._struct, step)
         if refused:
             raise IndexError(_REFUSALS[refused])
 
@@ -151,39 +153,27 @@ class CpuProgram:
     def _logits(self, rows: int) -> Tensor:
         return torch.empty((rows, self._struct.logits_size), dtype=torch.float32)
 
-    def _caches_of(
-        self, caches: Sequence[LayerCache]
-    ) -> ctypes.Array[ctypes._Pointer[CacheStruct]]:
-        """Pointers to the structs, made once for as long as the same caches are passed."""
-        if self._caches is not caches:
-            assert len(caches) == self._struct.num_layers
-            pointers = [ctypes.pointer(self._cache_structs.of(cache)) for cache in caches]
-            self._cache_pointers = (ctypes.POINTER(CacheStruct) * len(caches))(*pointers)
-            self._caches = caches
-        return self._cache_pointers
+    def _point_to(self, caches: Sequence[LayerCache]) -> None:
+        assert len(caches) == self._struct.num_layers
+        pointers = [ctypes.pointer(self._cache_structs.of(cache)) for cache in caches]
+        self._step.caches = (ctypes.POINTER(CacheStruct) * len(caches))(*pointers)
+        self._caches = caches
 
-    def _room(self, num_tokens: int, batch: BatchStruct, num_threads: int) -> int:
-        """The address of scratch memory that is large enough."""
-        size_bytes = self._library.tandem_decoder_scratch_bytes(
-            self._struct, num_tokens, batch.num_sequences, num_threads
-        )
-        if len(self._scratch) < size_bytes:
-            self._scratch = lazy_zeros(size_bytes)
-        return self._scratch.data_ptr()
-
-
-def _int64s(numbers: Tensor) -> Tensor:
-    assert numbers.dtype == torch.int64 and numbers.is_contiguous()
-    return numbers
+    def _grow_scratch(self) -> None:
+        """Makes room for the step that was refused."""
+        self._scratch = lazy_zeros(0)  # the old memory goes before the new comes
+        size_bytes = self._library.tandem_decoder_scratch_bytes(self._struct, self._step)
+        self._scratch = lazy_zeros(size_bytes)
+        self._step.scratch, self._step.scratch_bytes = self._scratch.data_ptr(), size_bytes
 
 
 def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
-    pointer, int32, int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+    pointer, int64 = ctypes.c_void_p, ctypes.c_int64
     decoder, step = ctypes.POINTER(DecoderStruct), ctypes.POINTER(StepStruct)
-    library.tandem_decoder_scratch_bytes.argtypes = [decoder, int64, int64, int64]
+    library.tandem_decoder_scratch_bytes.argtypes = [decoder, step]
     library.tandem_decoder_scratch_bytes.restype = int64
     library.tandem_decoder_step.argtypes = [decoder, step]
-    library.tandem_decoder_step.restype = int32
+    library.tandem_decoder_step.restype = ctypes.c_int32
     library.tandem_decoder_logits.argtypes = [decoder, pointer, int64, pointer, pointer]
     library.tandem_decoder_logits.restype = None
     return library

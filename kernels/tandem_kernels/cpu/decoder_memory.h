@@ -45,9 +45,10 @@ struct SlabMemory {
 class StepMemory {
  public:
   // Lays the memory out from `start`; null: only measures.
-  StepMemory(const TandemDecoder& decoder, std::int64_t num_tokens, std::int64_t num_sequences,
-             std::int64_t threads, void* start)
+  StepMemory(const TandemDecoder& decoder, const TandemStep& step, std::int64_t threads,
+             void* start)
       : start_(static_cast<char*>(start)) {
+    const std::int64_t num_tokens = step.num_tokens;
     const std::int64_t bytes = element_size(decoder.element), hidden = decoder.hidden_size * bytes;
     const std::int64_t inner = decoder.inner_size * bytes;
     const std::int64_t heads = decoder.num_heads * decoder.head_dim * bytes;
@@ -57,7 +58,7 @@ class StepMemory {
     attended = take<char>(num_tokens * heads);
     kept = take<std::int64_t>(num_tokens);
     places = take<std::int64_t>(num_tokens);
-    kept_starts = take<std::int32_t>(num_sequences + 1);
+    kept_starts = take<std::int32_t>(step.batch.num_sequences + 1);
     // Slabs are no larger, and what isn't cut has fewer rows than these together
     const std::int64_t rows = std::min(num_tokens, kMaxSlabRows) * threads;
     slab_.x = take<char>(rows * hidden);

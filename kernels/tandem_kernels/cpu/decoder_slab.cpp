@@ -46,7 +46,7 @@ void SlabWork::before_attention(std::int64_t index, const Slab& slab) const {
     norm(layer.k_norm, k, decoder_.num_kv_heads);
   });
   timings_.measure(StepWork::kRopeWrite, [&] {
-    TandemBatch batch = *step_.batch;
+    TandemBatch batch = step_.batch;
     batch.positions += slab.begin;
     batch.slot_mapping += slab.begin;
     tandem_rope_write_kv(&batch, step_.caches[index], static_cast<std::int32_t>(decoder_.element),

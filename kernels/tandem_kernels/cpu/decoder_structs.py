@@ -77,7 +77,7 @@ class StepStruct(ctypes.Structure):
     """`TandemStep`."""
 
     _fields_ = (
-        ("batch", ctypes.POINTER(BatchStruct)),
+        ("batch", BatchStruct),
         ("token_ids", _P),
         ("num_tokens", _N),
         ("caches", ctypes.POINTER(ctypes.POINTER(CacheStruct))),
@@ -85,8 +85,8 @@ class StepStruct(ctypes.Structure):
         ("num_rows", _N),
         ("hidden", _P),
         ("logits", _P),
-        ("num_threads", _N),
         ("scratch", _P),
+        ("scratch_bytes", _N),
         ("timings", _P),
     )
 
@@ -129,21 +129,20 @@ def decoder_struct(decoder: Decoder, dtype: torch.dtype) -> DecoderStruct:
     )
 
 
-def step_batch(meta: AttentionMeta, positions: Tensor) -> BatchStruct:
-    """All of a batch: points into the tensors."""
-    for tensor in (meta.query_starts, meta.context_lens, meta.block_tables):
-        assert tensor.dtype == torch.int32 and tensor.is_contiguous()
-    for tensor in (meta.slot_mapping, positions):
-        assert tensor.dtype == torch.int64 and tensor.is_contiguous()
-    return BatchStruct(
-        query_starts=meta.query_starts.data_ptr(),
-        context_lens=meta.context_lens.data_ptr(),
-        block_tables=meta.block_tables.data_ptr(),
-        slot_mapping=meta.slot_mapping.data_ptr(),
-        positions=positions.data_ptr(),
-        num_sequences=len(meta.context_lens),
-        table_width=meta.block_tables.shape[1],
-    )
+def describe_batch(
+    step: StepStruct, token_ids: Tensor, positions: Tensor, meta: AttentionMeta
+) -> None:
+    """Makes `step` point into the tensors of a batch."""
+    int64s = (token_ids, positions, meta.slot_mapping)
+    int32s = (meta.query_starts, meta.context_lens, meta.block_tables)
+    assert all(tensor.dtype == torch.int64 for tensor in int64s)
+    assert all(tensor.dtype == torch.int32 for tensor in int32s)
+    assert all(map(Tensor.is_contiguous, (*int64s, *int32s)))
+    step.token_ids, step.num_tokens = token_ids.data_ptr(), len(token_ids)
+    batch = step.batch
+    batch.query_starts, batch.context_lens, batch.block_tables = map(Tensor.data_ptr, int32s)
+    batch.slot_mapping, batch.positions = meta.slot_mapping.data_ptr(), positions.data_ptr()
+    batch.num_sequences, batch.table_width = meta.block_tables.shape
 
 
 def _layer(layer: DecoderLayer, decoder: Decoder, dtype: torch.dtype) -> LayerStruct:
