@@ -7,6 +7,7 @@ The profile run is also the warm-up: after it, every code path of a step has run
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -70,7 +71,8 @@ def build_engine(
     `num_sharers` is how many ranks share this machine's cores and memory. Raises ConfigError and
     CapacityError, which say what to change.
     """
-    max_model_len = model_len(config, card)
+    # Positions beyond it need no angles, and LongRoPE's follow from it
+    card = dataclasses.replace(card, max_model_len=model_len(config, card))
     device = select_device()
     torch.set_num_threads(num_threads(config.parallel, num_sharers))
     capacity = available_memory_bytes(device)
@@ -94,7 +96,7 @@ def build_engine(
     demand = Demand(
         block_size=spec.block_size,
         bytes_per_block=spec.bytes_per_block,
-        max_model_len=max_model_len,
+        max_model_len=card.max_model_len,
         max_num_seqs=config.scheduler.max_num_seqs,
     )
     num_blocks = plan_blocks(config.cache, demand, memory)
@@ -107,7 +109,7 @@ def build_engine(
         card=card,
         spec=spec,
         limits=Limits(
-            max_model_len=max_model_len,
+            max_model_len=card.max_model_len,
             vocab_size=card.vocab_size,
             num_blocks=num_blocks,
             block_size=spec.block_size,

@@ -165,6 +165,17 @@ def test_chunks_and_batches_change_nothing(shape: str, tmp_path: Path) -> None:
     assert torch.equal(torch.cat((first[0], second[1], third[0])), whole)
 
 
+@pytest.mark.parametrize(
+    ("shape", "window"),
+    [("grouped heads", None), ("gemma2", None), ("mistral, window", 7), ("phi3, window", 7)],
+)
+def test_blocks_are_needed_as_far_back_as_any_layer_sees(
+    shape: str, window: int | None, tmp_path: Path
+) -> None:
+    card = built(shape, tmp_path).card
+    assert load(card).window == window == card.kv_spec(16, "float32").window
+
+
 FAMILIES = ["grouped heads", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3, long", "phi"]
 
 
