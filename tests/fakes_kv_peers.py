@@ -6,7 +6,6 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
@@ -40,18 +39,13 @@ E = TypeVar("E")
 R = TypeVar("R")
 
 
-INT8_SPEC = replace(SPEC, dtype="int8")
-
-
-def random_storage(
-    seed: int, spec: KVSpec = SPEC, *, num_blocks: int = NUM_BLOCKS, num_heads: int | None = None
-) -> KVStorage:
+def random_storage(seed: int, spec: KVSpec = SPEC) -> KVStorage:
     """Bytes of any value: transfers don't look at them."""
-    storage = KVStorage(spec, num_blocks, num_kv_heads_local=num_heads)
-    shape = storage.pack(range(num_blocks)).shape
+    storage, every_block = KVStorage(spec, NUM_BLOCKS), range(NUM_BLOCKS)
+    shape = storage.pack(every_block).shape
     generator = torch.Generator().manual_seed(seed)
     random = torch.randint(256, shape, dtype=torch.uint8, generator=generator)
-    storage.unpack(range(num_blocks), random)
+    storage.unpack(every_block, random)
     return storage
 
 
