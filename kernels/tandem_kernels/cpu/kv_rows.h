@@ -17,13 +17,22 @@ namespace tandem {
 
 using Bytes = std::uint8_t __attribute__((vector_size(kLanes)));
 
+// The low byte of each.
+inline Bytes low_bytes(Words words) {
+#if defined(TANDEM_AVX512)
+  return bit_cast<Bytes>(_mm512_cvtepi32_epi8(bit_cast<__m512i>(words)));
+#else
+  return __builtin_convertvector(words, Bytes);
+#endif
+}
+
 // Rounds to nearest, ties to even. |values| <= 127.5.
 struct Int8 {
   static constexpr float kLargest = 127.0f;
 
   static Bytes encode(Floats values) {
     // At 1.5 * 2^23 a float32's last bit counts ones: the sum's low byte is the rounded integer
-    return __builtin_convertvector(bit_cast<Words>(values + 12582912.0f), Bytes);
+    return low_bytes(bit_cast<Words>(values + 12582912.0f));
   }
 };
 
@@ -40,7 +49,7 @@ struct Float8E4M3 {
     const Words subnormal =
         bit_cast<Words>(bit_cast<Floats>(magnitude) + 16384.0f) - bit_cast<Words>(broadcast(16384.0f));
     const Words kept = magnitude < (121u << 23) ? subnormal : normal;
-    return __builtin_convertvector(kept | (bits >> 31 << 7), Bytes);
+    return low_bytes(kept | (bits >> 31 << 7));
   }
 };
 
