@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.options import ConfigFile, Model, Settings, load
+from cli.options import ConfigFile, Model, Quantization, Settings, load
 from cli.serve import Combined, NumDecode, NumPrefill, serve_config
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ MAX_TOKENS = 96
 
 def demo(
     model: Model = None,
+    quantization: Quantization = None,
     file: ConfigFile = None,
     settings: Settings = None,
     num_prefill_workers: NumPrefill = None,
@@ -35,6 +36,7 @@ def demo(
             file,
             settings,
             model__model=model,
+            model__quantization=quantization,
             cluster__num_prefill_workers=num_prefill_workers,
             cluster__num_decode_workers=num_decode_workers,
             router__http_port=0,

@@ -9,6 +9,7 @@ import typer
 from cli.chat import chat
 from cli.config import config
 from cli.demo import demo
+from cli.eval import eval_app
 from cli.kernels import kernels_app
 from cli.lazy import mount
 from cli.logs import logs
@@ -40,6 +41,7 @@ def build_app() -> typer.Typer:
     app.command("prefill-worker", rich_help_panel=START)(prefill_worker)
     app.command("decode-worker", rich_help_panel=START)(decode_worker)
     app.command(rich_help_panel=USE)(chat)
+    app.add_typer(eval_app, name="eval", rich_help_panel=USE)
     app.add_typer(model_app, name="model", rich_help_panel=USE)
     mount(app, "bench", "bench.cli", help_text="Measure latency and throughput.", panel=USE)
     app.add_typer(kernels_app, name="kernels", rich_help_panel=LOOK)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 
@@ -32,6 +32,17 @@ Settings: TypeAlias = Annotated[
         metavar="SECTION.KEY=VALUE",
         help="One setting; repeat for more. Wins over the file and over TANDEM_SECTION__KEY in the "
         "environment. All of them: `tandem config --reference`.",
+        show_default=False,
+    ),
+]
+Dtype: TypeAlias = Annotated[
+    Literal["auto", "float32", "bfloat16", "float16"] | None,
+    typer.Option(help="Type of arithmetic (model.dtype).", show_default=False),
+]
+Quantization: TypeAlias = Annotated[
+    Literal["none", "auto", "int8", "int4", "w8a8"] | None,
+    typer.Option(
+        help="Type of the layers' weights; auto: as the checkpoint has them (model.quantization).",
         show_default=False,
     ),
 ]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from cli.options import ConfigFile, Model, Settings, WorkerId, load
+from cli.options import ConfigFile, Model, Quantization, Settings, WorkerId, load
 
 if TYPE_CHECKING:
     from core.config import Config
@@ -37,6 +37,7 @@ def router(model: Model = None, file: ConfigFile = None, settings: Settings = No
 
 def prefill_worker(
     model: Model = None,
+    quantization: Quantization = None,
     file: ConfigFile = None,
     settings: Settings = None,
     worker_id: WorkerId = None,
@@ -47,11 +48,13 @@ def prefill_worker(
     """
     from core.request import Phase
 
-    _run_worker(load(file, settings, model__model=model), Phase.PREFILL, worker_id)
+    config = load(file, settings, model__model=model, model__quantization=quantization)
+    _run_worker(config, Phase.PREFILL, worker_id)
 
 
 def decode_worker(
     model: Model = None,
+    quantization: Quantization = None,
     file: ConfigFile = None,
     settings: Settings = None,
     worker_id: WorkerId = None,
@@ -62,7 +65,8 @@ def decode_worker(
     """
     from core.request import Phase
 
-    _run_worker(load(file, settings, model__model=model), Phase.DECODE, worker_id)
+    config = load(file, settings, model__model=model, model__quantization=quantization)
+    _run_worker(config, Phase.DECODE, worker_id)
 
 
 def _run_worker(config: Config, role: Phase, worker_id: str | None) -> None:

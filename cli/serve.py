@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.options import ConfigFile, Model, Settings, load
+from cli.options import ConfigFile, Model, Quantization, Settings, load
 
 if TYPE_CHECKING:
     from cluster.run_record import Run
@@ -31,6 +31,7 @@ Combined = Annotated[
 
 def serve(
     model: Model = None,
+    quantization: Quantization = None,
     file: ConfigFile = None,
     settings: Settings = None,
     num_prefill_workers: NumPrefill = None,
@@ -52,6 +53,7 @@ def serve(
             file,
             settings,
             model__model=model,
+            model__quantization=quantization,
             cluster__num_prefill_workers=num_prefill_workers,
             cluster__num_decode_workers=num_decode_workers,
             router__http_port=port,
