@@ -1,89 +1,96 @@
-// Cuts a batch into jobs, and jobs into equal shares for threads.
+// Cuts a batch into jobs, and jobs into parts for threads.
 #include "attention_plan.h"
 
 #include <algorithm>
 
-#include "attention_words.h"
-
 namespace tandem {
 namespace {
 
-// Packing a tile costs as much as computing some eight rows with it.
-constexpr std::int64_t kPackingRows = 8;
-// A thread is woken for no less: some four tiles of one decode row, about 10 us.
-constexpr std::int64_t kMinCost = 4 * (kPackingRows + 3);
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+// Costs count rows of one tile. Reading and packing a tile costs as much as some eight of them.
+constexpr std::int64_t kReadingRows = 8;
+// No part is smaller: some four tiles of one decode row, about 10 us.
+constexpr std::int64_t kMinPart = 4 * (kReadingRows + 3);
+// Parts of a thread: what one of them is late, the others make up for.
+constexpr std::int64_t kPartsPerThread = 8;
 
 }  // namespace
 
-AttentionPlan::AttentionPlan(const AttentionShape& shape, int num_threads) {
-  for (std::int64_t s = 0; s < shape.num_sequences; ++s) add_sequence(shape, s);
-  const std::int64_t affordable = std::max<std::int64_t>(1, total_cost_ / kMinCost);
-  num_parts_ = static_cast<int>(std::min<std::int64_t>(num_threads, affordable));
+void AttentionPlan::make(const AttentionCall& call, int num_threads,
+                         std::int64_t floats_per_tile) {
+  jobs_.clear();
+  parts_.clear();
+  num_partials_ = 0;
+  std::int64_t total = 0;
+  for (std::int64_t s = 0; s < call.batch.num_sequences; ++s) total += add_jobs(call, s);
+  if (jobs_.empty()) return;
+  if (num_threads == 1 || total < 2 * kMinPart) {
+    parts_.push_back({0, static_cast<std::int64_t>(jobs_.size()), 0, 0, total});
+    return;
+  }
+  add_parts(std::max(kMinPart, total / (num_threads * kPartsPerThread)));
+  std::stable_sort(parts_.begin(), parts_.end(),
+                   [](const AttentionPart& a, const AttentionPart& b) { return a.cost > b.cost; });
+  if (num_partials_ > 0) place_partials(floats_per_tile);
 }
 
-void AttentionPlan::add_sequence(const AttentionShape& shape, std::int64_t s) {
-  const std::int64_t step = job_tokens(shape.group());
-  for (std::int64_t head = 0; head < shape.num_kv_heads; ++head) {
-    for (std::int64_t begin = shape.query_starts[s]; begin < shape.query_starts[s + 1];
-         begin += step) {
-      AttentionJob job{};
-      job.sequence = s;
-      job.kv_head = head;
-      job.begin = begin;
-      job.end = std::min<std::int64_t>(begin + step, shape.query_starts[s + 1]);
-      job.first_tile = shape.first_key(shape.position(s, job.begin)) / kTile;
-      job.end_tile = shape.position(s, job.end - 1) / kTile + 1;
-      job.cost_begin = total_cost_;
-      job.cost_of_tile = (job.end - job.begin) * shape.group() + kPackingRows;
-      total_cost_ += job.cost();
-      jobs_.push_back(job);
+// Returns what they cost.
+std::int64_t AttentionPlan::add_jobs(const AttentionCall& call, std::int64_t s) {
+  const std::int64_t step = job_tokens(call.group()), last = call.batch.query_starts[s + 1];
+  std::int64_t total = 0;
+  for (std::int64_t head = 0; head < call.cache.num_kv_heads; ++head) {
+    for (std::int64_t begin = call.batch.query_starts[s]; begin < last; begin += step) {
+      const std::int64_t end = std::min(begin + step, last);
+      const std::int64_t first_tile = call.first_key(call.position(s, begin)) / kTile;
+      const std::int64_t end_tile = call.position(s, end - 1) / kTile + 1;
+      const std::int64_t cost = (end_tile - first_tile) * ((end - begin) * call.group() + kReadingRows);
+      jobs_.push_back({s, head, begin, end, first_tile, end_tile, cost, nullptr});
+      total += cost;
     }
   }
+  return total;
 }
 
-std::vector<JobShare> AttentionPlan::shares(int part) const {
-  std::vector<JobShare> all;
-  for (const AttentionJob& job : jobs_) {
-    const JobShare tiles = share(job, part);
-    if (tiles.begin < tiles.end) all.push_back(tiles);
-  }
-  return all;
-}
-
-// The tiles of `job` that `part` computes; may be none.
-JobShare AttentionPlan::share(const AttentionJob& job, int part) const {
-  const std::int64_t begin = cut(part) - job.cost_begin, end = cut(part + 1) - job.cost_begin;
-  if (!job.can_be_cut()) {
-    const bool starts_here = begin <= 0 && 0 < end;
-    return {&job, job.first_tile, starts_here ? job.end_tile : job.first_tile};
-  }
-  // A tile belongs where it starts
-  const auto tile_at = [&](std::int64_t cost) {
-    const std::int64_t tiles = ceil_div(std::max<std::int64_t>(cost, 0), job.cost_of_tile);
-    return std::min(job.first_tile + tiles, job.end_tile);
+// Neighbouring jobs share a part until it costs `target`; long ones are cut where they can be.
+void AttentionPlan::add_parts(std::int64_t target) {
+  AttentionPart open{};
+  const auto close = [&](std::int64_t next) {
+    if (open.cost > 0) parts_.push_back(open);
+    open = {next, next, 0, 0, 0};
   };
-  return {&job, tile_at(begin), tile_at(end)};
+  for (std::int64_t i = 0; i < static_cast<std::int64_t>(jobs_.size()); ++i) {
+    const AttentionJob& job = jobs_[i];
+    if (job.can_be_cut() && job.num_tiles() > 1 && job.cost > 2 * target) {
+      close(i + 1);
+      share(i, target);
+      continue;
+    }
+    if (open.cost + job.cost > target) close(i);
+    open.end = i + 1;
+    open.cost += job.cost;
+  }
+  close(0);
 }
 
-void AttentionPlan::keep_partials(std::int64_t floats_per_tile) {
-  std::vector<std::size_t> offsets;
-  std::size_t size = 0;
-  std::vector<AttentionJob*> cut_jobs;
-  for (AttentionJob& job : jobs_) {
-    bool is_cut = false;
-    for (int part = 1; part < num_parts_; ++part) {
-      is_cut |= job.cost_begin < cut(part) && cut(part) < job.cost_begin + job.cost();
-    }
-    if (!is_cut || !job.can_be_cut()) continue;
-    cut_jobs.push_back(&job);
-    offsets.push_back(size);
-    size += static_cast<std::size_t>((job.end_tile - job.first_tile) * floats_per_tile);
+void AttentionPlan::share(std::int64_t index, std::int64_t target) {
+  const AttentionJob& job = jobs_[index];
+  const std::int64_t tile_cost = job.cost / job.num_tiles();
+  const std::int64_t step = std::max<std::int64_t>(1, target / tile_cost);
+  for (std::int64_t tile = job.first_tile; tile < job.end_tile; tile += step) {
+    const std::int64_t end = std::min(tile + step, job.end_tile);
+    parts_.push_back({index, index + 1, tile, end, (end - tile) * tile_cost});
   }
-  partials_.resize(size);
-  for (std::size_t i = 0; i < cut_jobs.size(); ++i) {
-    cut_jobs[i]->partials = partials_.data() + offsets[i];
+  num_partials_ += job.num_tiles();
+}
+
+void AttentionPlan::place_partials(std::int64_t floats_per_tile) {
+  const std::size_t size = static_cast<std::size_t>(num_partials_ * floats_per_tile);
+  if (partials_.size() < size) partials_.resize(size);
+  float* place = partials_.data();
+  for (const AttentionPart& part : parts_) {
+    AttentionJob& job = jobs_[part.first];
+    if (part.first_tile == part.end_tile || job.partials != nullptr) continue;
+    job.partials = place;
+    place += job.num_tiles() * floats_per_tile;
   }
 }
 

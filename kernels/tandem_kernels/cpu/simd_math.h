@@ -7,15 +7,17 @@ namespace tandem {
 
 constexpr float kLog2E = 1.44269504088896341f;
 
-// 2^r for r in [-0.5, 0.5]: least relative error at degree 5, with the constant term held at 1.
-inline Floats exp2_polynomial(Floats r) {
+// (2^r - 1) / r for r in [-0.5, 0.5]: least relative error of 2^r at degree 5.
+inline Floats exp2_slope(Floats r) {
   Floats p = broadcast(0.001326472731307149f);
   p = fused(p, r, broadcast(0.009671512991189957f));
   p = fused(p, r, broadcast(0.05550733581185341f));
   p = fused(p, r, broadcast(0.24022242426872253f));
-  p = fused(p, r, broadcast(0.6931470036506653f));
-  return fused(p, r, broadcast(1.0f));
+  return fused(p, r, broadcast(0.6931470036506653f));
 }
+
+// 2^r for r in [-0.5, 0.5].
+inline Floats exp2_polynomial(Floats r) { return fused(exp2_slope(r), r, broadcast(1.0f)); }
 
 // 2^x; exactly 1 at 0, exactly 0 from -150 down (-inf too), infinite from 128 up; NaN stays NaN.
 inline Floats exp2_of(Floats x) {
@@ -37,6 +39,24 @@ inline Floats exp2_of(Floats x) {
   const Floats result = exp2_polynomial(clamped - (shifted - shift)) * power;
   return x < low ? Floats{} : result;
 #endif
+}
+
+// tanh(x) = -e / (2 + e) for e = 2^(-2 |x| log2 e) - 1, with the sign of x. The 1 is taken away
+// before it is added, so small x keep their digits.
+inline Floats tanh_of(Floats x) {
+  const Words bits = bit_cast<Words>(x);
+  const Floats magnitude = bit_cast<Floats>(bits & 0x7fffffff);
+  // Beyond 2^-29 there is only 1
+  const Floats exponent = magnitude * (-2.0f * kLog2E);
+  const Floats low = broadcast(-29.0f);
+  const Floats y = exponent < low ? low : exponent;  // NaN stays
+  const Floats shift = broadcast(12582912.0f);
+  const Floats shifted = y + shift;
+  const Floats power =
+      bit_cast<Floats>((bit_cast<Ints>(shifted) - bit_cast<Ints>(shift) + 127) << 23);
+  const Floats r = y - (shifted - shift);
+  const Floats e = fused(r * exp2_slope(r), power, power - 1.0f);
+  return bit_cast<Floats>(bit_cast<Words>(-e / (e + 2.0f)) | (bits & 0x80000000));
 }
 
 // 1 / (1 + e^-x).
