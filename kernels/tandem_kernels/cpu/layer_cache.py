@@ -6,9 +6,8 @@ import ctypes
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
 
-from tandem_kernels.interface import AttentionMeta, LayerCache
+from tandem_kernels.interface import LayerCache
 
 _P, _N, _I = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 
@@ -89,20 +88,3 @@ def cache_struct(cache: LayerCache) -> CacheStruct:
         struct.scale_block_stride = scales.stride(0)
         struct.scale_head_stride = scales.stride(1)
     return struct
-
-
-def batch_struct(meta: AttentionMeta, positions: Tensor) -> BatchStruct:
-    """Points into the tensors of `meta` and into positions int64 [T], which it doesn't keep."""
-    for tensor in (meta.query_starts, meta.context_lens, meta.block_tables):
-        assert tensor.dtype == torch.int32 and tensor.is_contiguous()
-    for tensor in (meta.slot_mapping, positions):
-        assert tensor.dtype == torch.int64 and tensor.is_contiguous()
-    return BatchStruct(
-        query_starts=meta.query_starts.data_ptr(),
-        context_lens=meta.context_lens.data_ptr(),
-        block_tables=meta.block_tables.data_ptr(),
-        slot_mapping=meta.slot_mapping.data_ptr(),
-        positions=positions.data_ptr(),
-        num_sequences=len(meta.context_lens),
-        table_width=meta.block_tables.shape[1],
-    )
