@@ -145,7 +145,8 @@ class FakeOpenAIServer:
 
     def _accounts(self, request: dict[str, object], num_tokens: int) -> dict[str, object]:
         prompt = request.get("prompt")
-        num_prompt_tokens = len(prompt) if isinstance(prompt, list) else 7
+        words = prompt.split() if isinstance(prompt, str) else prompt
+        num_prompt_tokens = len(words) if isinstance(words, list) else 7
         usage = {
             "prompt_tokens": num_prompt_tokens,
             "completion_tokens": num_tokens,
