@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+from cli.calibrate import calibrate
 from cli.chat import chat
 from cli.config import config
 from cli.demo import demo
@@ -41,6 +42,7 @@ def build_app() -> typer.Typer:
     app.command("prefill-worker", rich_help_panel=START)(prefill_worker)
     app.command("decode-worker", rich_help_panel=START)(decode_worker)
     app.command(rich_help_panel=USE)(chat)
+    app.command(rich_help_panel=USE)(calibrate)
     app.add_typer(eval_app, name="eval", rich_help_panel=USE)
     app.add_typer(model_app, name="model", rich_help_panel=USE)
     mount(app, "bench", "bench.cli", help_text="Measure latency and throughput.", panel=USE)
