@@ -28,6 +28,8 @@ INT4_MAX = 15
 _TRIED_STEPS = (14.4, 15.6, 16.4)
 # A squared error below this share of a group's variance is float32's own rounding.
 _EXACT = 1e-6
+# Below it, steps per unit would leave float32.
+_SMALLEST_SPAN = 1e-30
 # Of a slab of rows, so that its temporaries stay in the second-level cache.
 _SLAB_ELEMENTS = 1 << 17
 
@@ -92,7 +94,9 @@ class _Groups:
     def __init__(self, w: Tensor, weighting: Tensor | None) -> None:
         self._weighting = None if weighting is None else weighting / weighting.mean(0)
         self._low = w.amin(0)
-        self._span = (w.amax(0) - self._low).clamp_min_(torch.finfo(torch.float32).tiny)
+        span = w.amax(0) - self._low
+        # A group of one weight over and over is all offset, on any grid
+        self._span = torch.where(span > _SMALLEST_SPAN, span, 1.0)
         self._mean = self._weighted(w).mean(0)
         self._centred = w - self._mean
         self._variance = self._weighted(self._centred.square()).mean(0)
