@@ -89,6 +89,12 @@ WRITERS: dict[str, Callable[[Path], files.QuantizedFiles]] = {
 }
 
 
+def scheme_of(name: str) -> str:
+    if name == "w8a8":
+        return "w8a8"
+    return "int8" if name in ("gptq-8", "gptq-8-symmetric-rows", "packed-8", "w8a16") else "int4"
+
+
 @pytest.mark.parametrize("name", WRITERS)
 def test_stored_numbers_stand_for_the_weights_that_were_packed(name: str, tmp_path: Path) -> None:
     written = WRITERS[name](tmp_path)
@@ -100,11 +106,7 @@ def test_stored_numbers_stand_for_the_weights_that_were_packed(name: str, tmp_pa
             kept = checkpoint.read_quantized(weight_name)
             assert kept is not None
             assert torch.equal(dequantized(kept), checkpoint.read(weight_name))
-            assert kept.scheme == (
-                "w8a8"
-                if name == "w8a8"
-                else f"int{8 if '8' in name.split('-')[:2] or name == 'w8a16' else 4}"
-            )
+            assert kept.scheme == scheme_of(name)
 
 
 def logits(card: ModelCard, recipe: Recipe) -> Tensor:
