@@ -7,12 +7,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 from fakes_cpu_kernels import cpu_kernels, kernel_threads
-from tandem_kernels import LayerCache
+from tandem_kernels import Activation, LayerCache
 from tandem_kernels.reference import ReferenceKernels
 from torch import Tensor
 
 TWIN = ReferenceKernels()
 DTYPES = [torch.float32, torch.bfloat16]
+ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu", "gelu_tanh")
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +50,60 @@ def test_silu_mul_equals_its_twin(width: int, dtype: torch.dtype) -> None:
         cpu_kernels(dtype).activate(gate_up, "silu", gated=True),
         TWIN.activate(gate_up.float(), "silu", gated=True),
     )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_tokens", [1, 3, 64])
+@pytest.mark.parametrize("hidden", [1, 7, 16, 100, 576, 2048])
+def test_layer_norms_equal_their_twins(num_tokens: int, hidden: int, dtype: torch.dtype) -> None:
+    x = (torch.randn(num_tokens, hidden) * 3 + 20).to(dtype)  # a mean that isn't small
+    weight, bias = torch.randn(2, hidden).to(dtype)
+    out = cpu_kernels(dtype).layer_norm(x, weight, bias, 1e-5)
+    expected = TWIN.layer_norm(x.double(), weight.double(), bias.double(), 1e-5)
+    tolerance = 2e-5 if dtype == torch.float32 else 2**-7
+    torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("num_heads", "d"), [(1, 64), (9, 64), (3, 20), (2, 7)])
+def test_every_head_is_normed_by_itself(num_heads: int, d: int, dtype: torch.dtype) -> None:
+    kernels = cpu_kernels(dtype)
+    heads = torch.randn(5, num_heads + 4, d).to(dtype)[:, 2 : 2 + num_heads]
+    weight, bias = torch.randn(2, d).to(dtype)
+    rows = heads.reshape(-1, d)
+    normed = kernels.rms_norm(heads, weight, 1e-6)
+    assert torch.equal(normed.view(-1, d), kernels.rms_norm(rows, weight, 1e-6))
+    normed = kernels.layer_norm(heads, weight, bias, 1e-6)
+    assert torch.equal(normed.view(-1, d), kernels.layer_norm(rows, weight, bias, 1e-6))
+
+
+# float32 implementations of GELU differ by 1e-6 around -3.5
+EXACT = {
+    "silu": lambda x: x * torch.sigmoid(x),
+    "gelu": lambda x: x / 2 * torch.erfc(-x / 2**0.5),
+    "gelu_tanh": lambda x: x / 2 * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3))),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [1, 15, 16, 33, 1536])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations_are_exact_but_for_rounding(
+    activation: Activation, width: int, dtype: torch.dtype
+) -> None:
+    kernels, x = cpu_kernels(dtype), torch.randn(5, 2 * width).to(dtype) * 4
+    plain = kernels.activate(x, activation, gated=False)
+    assert_close(plain, EXACT[activation](x.double()))
+    gate, up = x.double().chunk(2, dim=-1)
+    assert_close(kernels.activate(x, activation, gated=True), EXACT[activation](gate) * up)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations_are_close_everywhere(activation: Activation) -> None:
+    x = torch.cat((torch.linspace(-12, 12, 20_001), torch.tensor([0.0, -1e30, 1e30, torch.nan])))
+    out = cpu_kernels(torch.float32).activate(x[None], activation, gated=False)[0]
+    exact = EXACT[activation](x.double())
+    torch.testing.assert_close(out.double(), exact, atol=5e-7, rtol=5e-7, equal_nan=True)
 
 
 def test_silu_mul_of_extremes() -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 from tandem_kernels.cpu.library import cpu_library
+
+TASK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)
 
 
 @pytest.fixture
@@ -61,6 +63,46 @@ def test_threads_that_fell_asleep_wake(library: ctypes.CDLL) -> None:
         library.tandem_increment(items.ctypes.data, len(items))
         np.sort(np.random.default_rng(run).random(100_000))  # longer than threads spin
         assert (items == run).all()
+
+
+def run_parts(library: ctypes.CDLL, num_parts: int, task: Callable[[int], None]) -> None:
+    """Calls `task` with every part; what it raises would be lost, so it must not."""
+    call = TASK(lambda _, part: task(part))
+    library.tandem_run_parts(num_parts, ctypes.cast(call, ctypes.c_void_p), None)
+
+
+@pytest.mark.parametrize("held_up", [0, 3, 9])
+def test_a_thread_that_is_held_up_holds_up_no_other_part(
+    library: ctypes.CDLL, held_up: int
+) -> None:
+    library.tandem_set_num_threads(2)
+    ended: list[int] = []
+    all_others = threading.Event()
+
+    def task(part: int) -> None:
+        if part == held_up:
+            all_others.wait(timeout=30)
+        ended.append(part)
+        if len(ended) == 9:
+            all_others.set()
+
+    run_parts(library, 10, task)
+    assert sorted(ended) == list(range(10))
+    assert ended[-1] == held_up
+
+
+def test_a_part_of_a_part_runs_inline(library: ctypes.CDLL) -> None:
+    library.tandem_set_num_threads(2)
+    inner: list[tuple[int, int, int]] = []
+
+    def task(part: int) -> None:
+        thread = threading.get_ident()
+        assert library.tandem_num_threads() == 1
+        run_parts(library, 3, lambda i: inner.append((part, i, threading.get_ident() - thread)))
+
+    run_parts(library, 4, task)
+    assert sorted(inner) == [(part, i, 0) for part in range(4) for i in range(3)]
+    assert library.tandem_num_threads() == 2
 
 
 @pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")

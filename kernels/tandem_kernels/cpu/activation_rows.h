@@ -14,18 +14,19 @@ struct Silu {
   static Floats of(Floats x) { return x * sigmoid(x); }
 };
 
-// x times the normal distribution's share below x, by erfc(z) = e^(-z^2) p(1 / (1 + 0.3275911 z)):
-// Abramowitz and Stegun, "Handbook of Mathematical Functions", 7.1.26 (error 1.5e-7).
+// x times the normal distribution's share below x, which is erfc(-x / sqrt(2)) / 2, with
+// erfc(z) = t e^(p(t) - z^2) and t = 1 / (1 + z / 2) for z >= 0: a Chebyshev fit good to 1.2e-7
+// relative (Press et al., "Numerical Recipes", 6.2).
 struct Gelu {
   static Floats of(Floats x) {
     const Floats z = bit_cast<Floats>(bit_cast<Words>(x) & 0x7fffffff) * 0.70710678118654752f;
-    const Floats t = 1.0f / fused(z, broadcast(0.3275911f), broadcast(1.0f));
-    Floats p = broadcast(1.061405429f);
-    p = fused(p, t, broadcast(-1.453152027f));
-    p = fused(p, t, broadcast(1.421413741f));
-    p = fused(p, t, broadcast(-0.284496736f));
-    p = fused(p, t, broadcast(0.254829592f));
-    const Floats beyond = p * t * exp2_of(z * z * -kLog2E) * 0.5f;
+    const Floats t = 1.0f / fused(z, broadcast(0.5f), broadcast(1.0f));
+    constexpr float kCoefficients[] = {-0.82215223f, 1.48851587f,  -1.13520398f,
+                                       0.27886807f,  -0.18628806f, 0.09678418f,
+                                       0.37409196f,  1.00002368f,  -1.26551223f};
+    Floats p = broadcast(0.17087277f);
+    for (const float coefficient : kCoefficients) p = fused(p, t, broadcast(coefficient));
+    const Floats beyond = t * exp2_of(fused(-z, z, p) * kLog2E) * 0.5f;
     return x * (x < 0.0f ? beyond : 1.0f - beyond);
   }
 };

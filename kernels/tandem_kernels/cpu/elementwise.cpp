@@ -8,7 +8,7 @@ namespace tandem {
 namespace {
 
 // Elements that one thread computes in about the time in which another one begins.
-constexpr std::int64_t kMinElements = 4 * 1024;
+constexpr std::int64_t kMinElements = 2 * 1024;
 
 // f(row) for all rows.
 template <class F>
@@ -65,8 +65,13 @@ void add_norm_rows(ElementType element, void* residual, void* summand, const Tan
       T* total = static_cast<T*>(residual) + r * width;
       T* added = static_cast<T*>(summand) + r * width;
       if (post.weight != nullptr) norm_row(post, added, added, width, eps);
-      add_row(total, added, width);
-      if (norm.weight != nullptr) norm_row(norm, total, static_cast<T*>(out) + r * width, width, eps);
+      T* normed = static_cast<T*>(out) + r * width;
+      if (norm.weight != nullptr && norm.bias == nullptr) {
+        add_rms_norm_row(total, added, static_cast<const T*>(norm.weight), normed, width, eps);
+      } else {
+        add_row(total, added, width);
+        if (norm.weight != nullptr) norm_row(norm, total, normed, width, eps);
+      }
     });
   });
 }

@@ -7,20 +7,20 @@ import ctypes
 import torch
 from torch import Tensor
 
+from tandem_kernels.cpu.kv_write import ELEMENT_TYPES
 from tandem_kernels.decoder import Activation
 
 _P, _N, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
 ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
 """`Activation` of activation_rows.h."""
-_ELEMENT_TYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 
 class Elementwise:
     """Functions of rows of one dtype; the last axis of every tensor is contiguous."""
 
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
-        self._element = _ELEMENT_TYPES[dtype]
+        self._element = ELEMENT_TYPES[dtype]
         self._norm = library.tandem_norm
         self._norm.argtypes = (_I, _P, _P, _P, _N, _N, _P, _N, _N, _F)
         self._norm.restype = None

@@ -33,6 +33,8 @@ def load_library(builder: Builder) -> ctypes.CDLL | None:
     library.tandem_set_num_threads.restype = None
     library.tandem_num_threads.argtypes = []
     library.tandem_num_threads.restype = ctypes.c_int
+    library.tandem_run_parts.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
+    library.tandem_run_parts.restype = None
     library.tandem_increment.argtypes = [ctypes.c_void_p, ctypes.c_int64]
     library.tandem_increment.restype = None
     return library

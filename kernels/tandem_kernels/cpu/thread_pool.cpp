@@ -190,6 +190,10 @@ void tandem_set_num_threads(int number) { tandem::pool()->set_num_threads(number
 
 int tandem_num_threads() { return tandem::num_threads(); }
 
+void tandem_run_parts(int num_parts, void (*task)(void* context, int part), void* context) {
+  tandem::run_parts(num_parts, task, context);
+}
+
 // Adds 1 to every item, in ranges of one item and more: the smallest kernel there can be.
 void tandem_increment(std::int64_t* items, std::int64_t num_items) {
   tandem::parallel_ranges(num_items, 1, [&](std::int64_t begin, std::int64_t end) {
