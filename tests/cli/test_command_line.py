@@ -19,6 +19,8 @@ VERBS = (
     "prefill-worker",
     "decode-worker",
     "chat",
+    "calibrate",
+    "eval",
     "status",
     "logs",
     "stop",
@@ -27,7 +29,7 @@ VERBS = (
     "bench",
     "kernels",
 )
-INNER_VERBS = ("model fetch", "model list", "model info", "kernels build")
+INNER_VERBS = ("model fetch", "model list", "model info", "kernels build", "eval perplexity")
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

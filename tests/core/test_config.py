@@ -47,6 +47,8 @@ def test_the_last_of_two_overrides_wins() -> None:
         ("model.offline=False", False),
         ("model.max_model_len=512", 512),
         ("model.max_model_len=none", None),
+        ("model.quantization=none", "none"),
+        ("model.calibration=none", None),
         ("model.model=a/b=c", "a/b=c"),
         ("model.served_model_name=7B", "7B"),
         ("cluster.start_timeout_s=2.5", 2.5),
