@@ -4,8 +4,7 @@
 //              softmax    row by row
 //              values     lanes are dimensions  rows of the cache as they are
 //
-// The memory is read in one order, tile by tile, keys before values; ReadAhead asks for what comes
-// next, of the next jobs too.
+// While a tile is computed, the next one is fetched, be it of another job.
 #pragma once
 
 #include <algorithm>
@@ -38,68 +37,67 @@ struct TileRange {
   }
 };
 
-// Walks over the groups of keys and of values in the order in which they will be read.
-template <class T>
-class ReadAhead {
+// Walks over the tiles of a range, one tile ahead of what is computed.
+class TileWalk {
  public:
-  ReadAhead(const AttentionCall& call, const TileRange& range)
-      : call_(call), range_(range), job_(range.first) {
-    if (job_ != range_.end) open_tile(range_.first_tile_of(*job_));
+  TileWalk(const AttentionCall& call, const TileRange& range)
+      : call_(call), range_(range), job_(range.first), tile_(range.first_tile_of(*range.first)) {
+    locate();
   }
 
-  // Asks for the next group.
-  void advance() {
+  const TileRuns& current() const { return places_[now_]; }
+  // Nothing to read where the walk ends.
+  const TileRuns& next() const { return places_[1 - now_]; }
+
+  // The tile ahead becomes the current one.
+  void advance() { now_ = 1 - now_; }
+
+  // Finds the tile after the one that was found last.
+  void look_ahead() {
+    TileRuns& place = places_[1 - now_];
+    place.keys = {};
     if (job_ == range_.end) return;
-    const std::int64_t end = std::min(at_ + kLanes, end_);
-    const char* base = static_cast<const char*>(is_values_ ? call_.cache.v : call_.cache.k);
-    const std::int32_t* table =
-        call_.batch.block_tables + job_->sequence * call_.batch.table_width;
-    while (at_ < end) {
-      const std::int64_t block = at_ / call_.cache.block_size, offset = at_ % call_.cache.block_size;
-      const std::int64_t run = std::min(end - at_, call_.cache.block_size - offset);
-      const std::int64_t row_bytes = call_.cache.head_dim * static_cast<std::int64_t>(sizeof(T));
-      const char* from = base + table[block] * call_.cache.block_stride +
-                         job_->kv_head * call_.cache.head_stride + offset * row_bytes;
-      for (std::int64_t i = 0; i < run * row_bytes; i += kCacheLineBytes) {
-        __builtin_prefetch(from + i, 0, 2);
-      }
-      at_ += run;
+    if (++tile_ == range_.end_tile_of(*job_)) {
+      if (++job_ == range_.end) return;
+      tile_ = range_.first_tile_of(*job_);
     }
-    if (at_ == end_) next_half();
+    place.locate(call_, job_->sequence, job_->kv_head, tile_, job_->read(call_, tile_));
   }
 
  private:
-  static constexpr std::int64_t kCacheLineBytes = 64;
-
-  void open_tile(std::int64_t tile) {
-    tile_ = tile;
-    is_values_ = false;
-    open_half();
-  }
-
-  void open_half() {
-    const std::int64_t s = job_->sequence;
-    begin_ = tile_ * kTile + call_.seen(s, job_->begin, tile_).begin;
-    end_ = tile_ * kTile + call_.seen(s, job_->end - 1, tile_).end;
-    at_ = begin_;
-  }
-
-  void next_half() {
-    if (!is_values_) {
-      is_values_ = true;
-      at_ = begin_;
-      return;
-    }
-    if (tile_ + 1 < range_.end_tile_of(*job_)) return open_tile(tile_ + 1);
-    if (++job_ != range_.end) open_tile(range_.first_tile_of(*job_));
+  void locate() {
+    places_[now_].locate(call_, job_->sequence, job_->kv_head, tile_, job_->read(call_, tile_));
   }
 
   const AttentionCall& call_;
   const TileRange range_;
   const AttentionJob* job_;
-  std::int64_t tile_ = 0;
-  std::int64_t begin_ = 0, end_ = 0, at_ = 0;  // positions
-  bool is_values_ = false;
+  std::int64_t tile_;
+  TileRuns places_[2];
+  int now_ = 0;
+};
+
+// Asks for the next tile's keys or values, some runs at a time, while the current one is computed.
+class Prefetch {
+ public:
+  Prefetch(const TileRuns& next, std::int64_t run_bytes, bool values)
+      : next_(next),
+        run_bytes_(run_bytes),
+        values_(values),
+        run_(next.keys.begin / kRunKeys),
+        end_((next.keys.end + kRunKeys - 1) / kRunKeys) {}
+
+  void advance(std::int64_t num_keys) {
+    const std::int64_t end = std::min(run_ + num_keys / kRunKeys, end_);
+    for (; run_ < end; ++run_) next_.prefetch(run_, run_bytes_, values_);
+  }
+  void finish() { advance(kTile); }
+
+ private:
+  const TileRuns& next_;
+  const std::int64_t run_bytes_;
+  const bool values_;
+  std::int64_t run_, end_;
 };
 
 template <class W, class T, class E>
@@ -137,14 +135,14 @@ class FewRows {
 
   // All of the jobs, or some tiles of a shared one into its partials.
   void compute(const TileRange& range) {
-    ReadAhead<T> ahead(call_, range);
-    for (int i = 0; i < kGroupsAhead; ++i) ahead.advance();
+    TileWalk walk(call_, range);
     for (const AttentionJob* job = range.first; job != range.end; ++job) {
       load_queries(*job);
       clear(rows_, num_rows(*job));
-      const CacheRows<T> cache(call_, job->sequence, job->kv_head, zeros_);
       for (std::int64_t tile = range.first_tile_of(*job); tile < range.end_tile_of(*job); ++tile) {
-        add_tile(*job, cache, tile, ahead);
+        walk.look_ahead();
+        add_tile(*job, tile, walk.current(), walk.next());
+        walk.advance();
       }
       if (job->partials == nullptr) finish(*job);
     }
@@ -163,13 +161,12 @@ class FewRows {
   }
 
  private:
+  static constexpr bool kHasScales = TileReader<T>::kHasScales;
   static constexpr int kGroupVectors = kVectorRegisters >= 32 ? 4 : 2;  // of keys or values
   static constexpr int kBlockRows = 4;
   static constexpr std::int64_t kPieceKeys = kGroupVectors * kLanes;  // transposed at a time
   static constexpr std::int64_t kRowHeader = kLanes;  // largest and total; values stay aligned
   static constexpr std::int64_t kWeightWords = kTile / W::kPerWord;
-  // Some 16 kB: what the memory delivers while a softmax is computed.
-  static constexpr int kGroupsAhead = 8;
 
   std::int64_t row_size() const { return width_ + kRowHeader; }
   std::int64_t num_rows(const AttentionJob& job) const { return (job.end - job.begin) * group_; }
@@ -196,18 +193,17 @@ class FewRows {
     }
   }
 
-  void add_tile(const AttentionJob& job, const CacheRows<T>& cache, std::int64_t tile,
-                ReadAhead<T>& ahead) {
-    const Span lowest = call_.seen(job.sequence, job.begin, tile);
-    const Span highest = call_.seen(job.sequence, job.end - 1, tile);
-    const Span keys{lowest.begin, highest.end};
-    score(cache, tile, keys, num_rows(job), ahead);
+  void add_tile(const AttentionJob& job, std::int64_t tile, const TileRuns& runs,
+                const TileRuns& next) {
+    const TileReader<T> reader(call_, runs, zeros_);
+    const Span keys = runs.keys.widened();
+    score(reader, keys, num_rows(job), Prefetch(next, run_bytes(), false));
     const std::int64_t n = num_rows(job);
     for (std::int64_t r = 0; r < n; ++r) {
       const Span own = call_.seen(job.sequence, job.begin + r / group_, tile);
-      softmax(r, own, keys.widened(), row_sum(tile_rows_, r));
+      softmax(r, own, keys, row_sum(tile_rows_, r));
     }
-    weigh_values(cache, tile, keys, n, ahead);
+    weigh_values(reader, keys, n, Prefetch(next, run_bytes(), true));
     if (job.partials != nullptr) {
       std::copy_n(tile_rows_, n * row_size(),
                   job.partials + (tile - job.first_tile) * n * row_size());
@@ -219,22 +215,24 @@ class FewRows {
     }
   }
 
-  void score(const CacheRows<T>& cache, std::int64_t tile, Span keys, std::int64_t n,
-             ReadAhead<T>& ahead) {
-    const Span span = keys.widened();
+  std::int64_t run_bytes() const {
+    return kRunKeys * d_ * static_cast<std::int64_t>(sizeof(T));
+  }
+
+  void score(const TileReader<T>& reader, Span span, std::int64_t n, Prefetch ahead) {
     // Whole pieces: their scores beyond the span mean nothing and are never looked at
     for (std::int64_t piece = span.begin / kPieceKeys * kPieceKeys; piece < span.end;
          piece += kPieceKeys) {
       float scales[kPieceKeys];
       const std::int64_t end = std::min(piece + kPieceKeys, span.end);
       for (std::int64_t key = std::max(piece, span.begin); key < end; key += kLanes) {
-        KeyGroup<T> group;
-        cache.locate(tile * kTile + key, tile * kTile + keys.begin, tile * kTile + keys.end, group);
-        ahead.advance();
-        transpose_rows<W>(group.keys, d_, num_words_, keys_ + (key - piece), kPieceKeys);
-        if (CacheRows<T>::kHasScales) {
-          store(scales + (key - piece), load(group.key_scales));
-          store(value_scales_ + key, load(group.value_scales));
+        const T* rows[kLanes];
+        reader.keys(key, rows);
+        ahead.advance(kLanes);
+        transpose_rows<W>(rows, d_, num_words_, keys_ + (key - piece), kPieceKeys);
+        if (kHasScales) {
+          store(scales + (key - piece), reader.key_scales(key));
+          store(value_scales_ + key, reader.value_scales(key));
         }
       }
       for (std::int64_t r = 0; r < n; r += kBlockRows) {
@@ -243,6 +241,7 @@ class FewRows {
         });
       }
     }
+    ahead.finish();
   }
 
   // Not inlined, here and below: among other code, GCC keeps the sums in memory.
@@ -253,7 +252,7 @@ class FewRows {
     multiply_block<W, R, kGroupVectors>(
         queries_ + first * num_words_, num_words_, 1, keys_, kPieceKeys, num_words_,
         [&](int r, int v, Floats score) {
-          if (CacheRows<T>::kHasScales) score *= load(scales + v * kLanes);
+          if (kHasScales) score *= load(scales + v * kLanes);
           store(scores + r * kTile + v * kLanes, score);
         });
     if (!capped) return;
@@ -284,7 +283,7 @@ class FewRows {
         if (key < span.end) {
           parts[p] = W::weight(fused(load(scores + key), exponents_.unit(), -largest));
           total += parts[p];
-          if (CacheRows<T>::kHasScales) parts[p] *= load(value_scales_ + key);
+          if (kHasScales) parts[p] *= load(value_scales_ + key);
         } else {
           parts[p] = Floats{};
         }
@@ -295,28 +294,25 @@ class FewRows {
     *sum.total = sum_of_lanes(total);
   }
 
-  void weigh_values(const CacheRows<T>& cache, std::int64_t tile, Span keys, std::int64_t n,
-                    ReadAhead<T>& ahead) {
+  void weigh_values(const TileReader<T>& reader, Span span, std::int64_t n, Prefetch ahead) {
     const std::int64_t num_vectors = width_ / kLanes;
     for (std::int64_t r = 0; r < n; r += kBlockRows) {
       with_count<kBlockRows>(static_cast<int>(n - r), [&](auto rows) {
         std::int64_t v = 0;
         for (; v + kGroupVectors <= num_vectors; v += kGroupVectors) {
-          values_block<rows.value, kGroupVectors>(cache, tile, keys, r, v * kLanes,
-                                                  r == 0 && v == 0 ? &ahead : nullptr);
+          values_block<rows.value, kGroupVectors>(reader, span, r, v * kLanes, ahead);
         }
         for (; v < num_vectors; ++v) {
-          values_block<rows.value, 1>(cache, tile, keys, r, v * kLanes,
-                                      r == 0 && v == 0 ? &ahead : nullptr);
+          values_block<rows.value, 1>(reader, span, r, v * kLanes, ahead);
         }
       });
     }
+    ahead.finish();
   }
 
   template <int R, int V>
-  [[gnu::noinline]] void values_block(const CacheRows<T>& cache, std::int64_t tile, Span keys, std::int64_t first,
-                    std::int64_t dim, ReadAhead<T>* ahead) {
-    const Span span = keys.widened();
+  [[gnu::noinline]] void values_block(const TileReader<T>& reader, Span span, std::int64_t first,
+                                      std::int64_t dim, Prefetch& ahead) {
     Floats sums[R][V];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
@@ -324,14 +320,14 @@ class FewRows {
       for (int v = 0; v < V; ++v) sums[r][v] = Floats{};
     }
     for (std::int64_t i = span.begin; i < span.end; i += kLanes) {
-      KeyGroup<T> group;
-      cache.locate(tile * kTile + i, tile * kTile + keys.begin, tile * kTile + keys.end, group);
-      if (ahead != nullptr) ahead->advance();
+      const T* rows[kLanes];
+      reader.values(i, rows);
+      ahead.advance(kLanes);
       const std::uint32_t* weights = weights_ + first * kWeightWords + i / W::kPerWord;
 #pragma GCC unroll 2
       for (int k = 0; k < kLanes / W::kPerWord; ++k) {
         Words columns[V];
-        W::template columns<V>(group.values + k * W::kPerWord, dim, d_, columns);
+        W::template columns<V>(rows + k * W::kPerWord, dim, d_, columns);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
           const Words weight = weights[r * kWeightWords + k] + Words{};

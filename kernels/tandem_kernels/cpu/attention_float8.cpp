@@ -4,6 +4,6 @@
 
 namespace tandem {
 
-void attend_float8(const AttentionCall& call) { attend_as<Float8>(call); }
+void attend_float8(const AttentionCall& call) { attend_as<Float8Value>(call); }
 
 }  // namespace tandem

@@ -4,6 +4,6 @@
 
 namespace tandem {
 
-void attend_int8(const AttentionCall& call) { attend_as<Int8>(call); }
+void attend_int8(const AttentionCall& call) { attend_as<Int8Value>(call); }
 
 }  // namespace tandem

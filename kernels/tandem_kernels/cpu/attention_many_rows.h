@@ -71,9 +71,8 @@ class ManyRows {
   void compute(const AttentionJob& job) {
     load_queries(job);
     for (std::int64_t b = 0; b < num_blocks(job); ++b) clear(block(b));
-    const CacheRows<T> cache(call_, job.sequence, job.kv_head, reinterpret_cast<const T*>(zeros_));
     for (std::int64_t tile = job.first_tile; tile < job.end_tile; ++tile) {
-      pack(job, cache, tile);
+      pack<T>(job, tile);
       for (std::int64_t b = 0; b < num_blocks(job); ++b) {
         with_count<kVectors>(num_vectors(job, b),
                              [&](auto vectors) { add_tile<vectors.value>(job, b, tile); });
@@ -129,29 +128,35 @@ class ManyRows {
 
   // What some query of the job sees; zeros fill up the last vectors.
   template <class T>
-  void pack(const AttentionJob& job, const CacheRows<T>& cache, std::int64_t tile) {
-    const Span keys{call_.seen(job.sequence, job.begin, tile).begin,
-                    call_.seen(job.sequence, job.end - 1, tile).end};
-    const Span span = keys.widened();
+  void pack(const AttentionJob& job, std::int64_t tile) {
+    TileRuns runs;
+    runs.locate(call_, job.sequence, job.kv_head, tile, job.read(call_, tile));
+    const TileReader<T> reader(call_, runs, reinterpret_cast<const T*>(zeros_));
+    const Span span = runs.keys.widened();
     for (std::int64_t i = span.begin; i < span.end; i += kLanes) {
-      KeyGroup<T> group;
-      cache.locate(tile * kTile + i, tile * kTile + keys.begin, tile * kTile + keys.end, group);
+      const T* rows[kLanes];
+      reader.keys(i, rows);
       std::uint32_t* piece = tile_.keys + i / kPackedKeys * num_words_ * kPackedKeys;
-      transpose_rows<W>(group.keys, d_, num_words_, piece + i % kPackedKeys, kPackedKeys);
+      transpose_rows<W>(rows, d_, num_words_, piece + i % kPackedKeys, kPackedKeys);
+      reader.values(i, rows);
       for (std::int64_t k = 0; k < kLanes; k += W::kPerWord) {
-        std::uint32_t* to = tile_.values + (i + k) / W::kPerWord * width_;
-        for (std::int64_t dim = 0; dim < width_; dim += 2 * kLanes) {
-          with_count<2>(static_cast<int>((width_ - dim) / kLanes), [&](auto vectors) {
-            Words columns[vectors.value];
-            W::template columns<vectors.value>(group.values + k, dim, d_, columns);
-            for (int v = 0; v < vectors.value; ++v) store_words(to + dim + v * kLanes, columns[v]);
-          });
-        }
+        pack_values(rows + k, tile_.values + (i + k) / W::kPerWord * width_);
       }
-      if (CacheRows<T>::kHasScales) {
-        store(tile_.key_scales + i, load(group.key_scales));
-        store(tile_.value_scales + i, load(group.value_scales));
+      if (TileReader<T>::kHasScales) {
+        store(tile_.key_scales + i, reader.key_scales(i));
+        store(tile_.value_scales + i, reader.value_scales(i));
       }
+    }
+  }
+
+  template <class T>
+  void pack_values(const T* const* rows, std::uint32_t* to) const {
+    for (std::int64_t dim = 0; dim < width_; dim += 2 * kLanes) {
+      with_count<2>(static_cast<int>((width_ - dim) / kLanes), [&](auto vectors) {
+        Words columns[vectors.value];
+        W::template columns<vectors.value>(rows, dim, d_, columns);
+        for (int v = 0; v < vectors.value; ++v) store_words(to + dim + v * kLanes, columns[v]);
+      });
     }
   }
 

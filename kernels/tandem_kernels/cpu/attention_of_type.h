@@ -45,7 +45,7 @@ class Attention {
         FewRows<W, T, E>(call_, thread_scratch())
             .compute({job, next, range.first_tile, range.end_tile});
       } else {
-        ManyRows<W, E> rows(call_, CacheRows<T>::kHasScales, thread_scratch());
+        ManyRows<W, E> rows(call_, TileReader<T>::kHasScales, thread_scratch());
         for (; job != next; ++job) rows.template compute<T>(*job);
       }
       job = next;

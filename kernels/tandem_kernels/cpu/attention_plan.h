@@ -24,6 +24,10 @@ struct AttentionJob {
 
   bool can_be_cut() const { return end - begin == 1; }
   std::int64_t num_tiles() const { return end_tile - first_tile; }
+  // The keys of `tile` that some of its queries see.
+  Span read(const AttentionCall& call, std::int64_t tile) const {
+    return {call.seen(sequence, begin, tile).begin, call.seen(sequence, end - 1, tile).end};
+  }
 };
 
 // Jobs first .. end of the plan; of a single one, perhaps only some tiles.

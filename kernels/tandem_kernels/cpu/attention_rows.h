@@ -8,82 +8,111 @@
 
 namespace tandem {
 
-// kLanes neighbouring keys. Those outside what was asked for are rows of zeros, so that whatever
-// the cache holds there is never read.
-template <class T>
-struct KeyGroup {
-  const T* keys[kLanes];
-  const T* values[kLanes];
-  float key_scales[kLanes];
-  float value_scales[kLanes];
-};
+// A head's elements in whole vectors.
+inline std::int64_t padded_width(std::int64_t d) { return (d + kLanes - 1) / kLanes * kLanes; }
 
-template <class T>
-class CacheRows {
- public:
-  static constexpr bool kHasScales = sizeof(T) == 1;
+// Blocks hold a multiple of so many keys.
+constexpr std::int64_t kRunKeys = 8;
 
-  // `zeros` is a row.
-  CacheRows(const AttentionCall& call, std::int64_t sequence, std::int64_t kv_head, const T* zeros)
-      : cache_(call.cache),
-        table_(call.batch.block_tables + sequence * call.batch.table_width),
-        head_(kv_head),
-        zeros_(zeros) {}
+// The keys of one tile that are read, run by run of neighbours.
+struct TileRuns {
+  Span keys{};  // what is read; the rest may hold anything
+  std::int64_t delta;  // bytes from a key to its value
+  const char* runs[kTile / kRunKeys];
+  std::int64_t scales[kTile / kRunKeys];  // of the run's first key, elements
 
-  // The group that starts with `first`, a position; keys from `begin` to `end` are there.
-  void locate(std::int64_t first, std::int64_t begin, std::int64_t end, KeyGroup<T>& group) const {
-    begin = std::max(begin, first);
-    end = std::min(end, first + kLanes);
-    std::int64_t i = first;
-    for (; i < begin; ++i) put_zeros(i - first, group);
-    while (i < end) {
-      const std::int64_t block = i / cache_.block_size;
-      const std::int64_t run_end = std::min(end, (block + 1) * cache_.block_size);
-      const std::int64_t offset = i - block * cache_.block_size;
-      put_run(table_[block], offset, i - first, run_end - first, group);
-      i = run_end;
-    }
-    for (; i < first + kLanes; ++i) put_zeros(i - first, group);
-  }
-
- private:
-  void put_zeros(std::int64_t lane, KeyGroup<T>& group) const {
-    group.keys[lane] = group.values[lane] = zeros_;
-    if (kHasScales) group.key_scales[lane] = group.value_scales[lane] = 0.0f;
-  }
-
-  // Rows of one block from `offset` on.
-  void put_run(std::int64_t block, std::int64_t offset, std::int64_t lane, std::int64_t end,
-               KeyGroup<T>& group) const {
-    const std::int64_t size = cache_.head_dim;
-    const std::int64_t bytes = block * cache_.block_stride + head_ * cache_.head_stride;
-    const T* key = reinterpret_cast<const T*>(static_cast<const char*>(cache_.k) + bytes);
-    const T* value = reinterpret_cast<const T*>(static_cast<const char*>(cache_.v) + bytes);
-    const std::int64_t scale =
-        block * cache_.scale_block_stride + head_ * cache_.scale_head_stride + offset;
-    key += offset * size;
-    value += offset * size;
-    for (std::int64_t i = lane; i < end; ++i) {
-      group.keys[i] = key + (i - lane) * size;
-      group.values[i] = value + (i - lane) * size;
-      if (kHasScales) {
-        group.key_scales[i] = as_float(cache_.k_scales[scale + i - lane]);
-        group.value_scales[i] = as_float(cache_.v_scales[scale + i - lane]);
+  void locate(const AttentionCall& call, std::int64_t sequence, std::int64_t kv_head,
+              std::int64_t tile, Span read) {
+    const TandemLayerCache& cache = call.cache;
+    const std::int32_t* table = call.batch.block_tables + sequence * call.batch.table_width;
+    keys = read;
+    delta = static_cast<const char*>(cache.v) - static_cast<const char*>(cache.k);
+    const std::int64_t block_bytes = cache.block_stride;
+    const std::int64_t first_run = read.begin / kRunKeys;
+    const std::int64_t position = tile * kTile + first_run * kRunKeys;
+    std::int64_t block = position / cache.block_size;
+    std::int64_t offset = position - block * cache.block_size;
+    const std::int64_t row_bytes = cache.head_dim * value_bytes(cache.type);
+    for (std::int64_t run = first_run; run * kRunKeys < read.end; ++run) {
+      const std::int64_t at = table[block];
+      runs[run] = static_cast<const char*>(cache.k) + at * block_bytes +
+                  kv_head * cache.head_stride + offset * row_bytes;
+      scales[run] = at * cache.scale_block_stride + kv_head * cache.scale_head_stride + offset;
+      offset += kRunKeys;
+      if (offset >= cache.block_size) {
+        offset = 0;
+        ++block;
       }
     }
   }
 
-  static float as_float(Bfloat16 value) {
-    return bit_cast<float>(static_cast<std::uint32_t>(value.bits) << 16);
+  // Asks for the keys of a run, or for its values.
+  void prefetch(std::int64_t run, std::int64_t run_bytes, bool values) const {
+    const char* from = runs[run] + (values ? delta : 0);
+    for (std::int64_t i = 0; i < run_bytes; i += 64) __builtin_prefetch(from + i, 0, 2);
+  }
+
+ private:
+  static std::int64_t value_bytes(CacheType type) {
+    return type == CacheType::kFloat32 ? 4 : type == CacheType::kBFloat16 ? 2 : 1;
+  }
+};
+
+// Reads kLanes neighbouring rows at a time. Those outside the span are rows of zeros, so that
+// whatever the cache holds there is never read.
+template <class T>
+class TileReader {
+ public:
+  static constexpr bool kHasScales = sizeof(T) == 1;
+
+  // `zeros` is a row.
+  TileReader(const AttentionCall& call, const TileRuns& tile, const T* zeros)
+      : cache_(call.cache), tile_(tile), zeros_(zeros) {}
+
+  // Where the keys from `first`, a multiple of kLanes, lie.
+  void keys(std::int64_t first, const T* (&rows)[kLanes]) const { locate(first, 0, rows); }
+  void values(std::int64_t first, const T* (&rows)[kLanes]) const {
+    locate(first, tile_.delta, rows);
+  }
+
+  Floats key_scales(std::int64_t first) const { return scales(first, cache_.k_scales); }
+  Floats value_scales(std::int64_t first) const { return scales(first, cache_.v_scales); }
+
+ private:
+  static constexpr std::int64_t kStep = kLanes < kRunKeys ? kLanes : kRunKeys;
+
+  const T* row(std::int64_t key, std::int64_t delta) const {
+    const T* run = reinterpret_cast<const T*>(tile_.runs[key / kRunKeys] + delta);
+    return run + key % kRunKeys * cache_.head_dim;
+  }
+
+  void locate(std::int64_t first, std::int64_t delta, const T* (&rows)[kLanes]) const {
+    if (tile_.keys.begin <= first && first + kLanes <= tile_.keys.end) {
+      for (std::int64_t i = 0; i < kLanes; i += kStep) {
+        const T* run = row(first + i, delta);
+        for (std::int64_t j = 0; j < kStep; ++j) rows[i + j] = run + j * cache_.head_dim;
+      }
+      return;
+    }
+    for (std::int64_t i = 0; i < kLanes; ++i) {
+      rows[i] = is_read(first + i) ? row(first + i, delta) : zeros_;
+    }
+  }
+
+  bool is_read(std::int64_t key) const { return tile_.keys.begin <= key && key < tile_.keys.end; }
+
+  Floats scales(std::int64_t first, const Bfloat16* from) const {
+    Bfloat16 whole[kLanes] = {};
+    for (std::int64_t i = 0; i < kLanes; ++i) {
+      const std::int64_t key = first + i;
+      if (is_read(key)) whole[i] = from[tile_.scales[key / kRunKeys] + key % kRunKeys];
+    }
+    return load(whole);
   }
 
   const TandemLayerCache& cache_;
-  const std::int32_t* table_;
-  std::int64_t head_;
+  const TileRuns& tile_;
   const T* zeros_;
 };
-
-// A head's elements in whole vectors.
-inline std::int64_t padded_width(std::int64_t d) { return (d + kLanes - 1) / kLanes * kLanes; }
 
 }  // namespace tandem

@@ -15,24 +15,24 @@
 
 namespace tandem {
 
-struct Int8 {
+struct Int8Value {
   std::int8_t value;
 };
 
 // Storage of float8 e4m3fn: 1 sign, 4 exponent (bias 7), 3 mantissa bits.
-struct Float8 {
+struct Float8Value {
   std::uint8_t bits;
 };
 
 using Bytes8 = std::uint8_t __attribute__((vector_size(kLanes)));
 
-inline Floats load(const Int8* from) {
+inline Floats load(const Int8Value* from) {
   std::int8_t __attribute__((vector_size(kLanes))) bytes;
   std::memcpy(&bytes, from, sizeof bytes);
   return __builtin_convertvector(__builtin_convertvector(bytes, Ints), Floats);
 }
 
-inline Floats load(const Float8* from) {
+inline Floats load(const Float8Value* from) {
   Bytes8 bytes;
   std::memcpy(&bytes, from, sizeof bytes);
   const Words bits = __builtin_convertvector(bytes, Words);
@@ -45,11 +45,11 @@ inline Floats load(const Float8* from) {
 }
 
 inline float scalar(float value) { return value; }
-inline float scalar(Int8 value) { return value.value; }
+inline float scalar(Int8Value value) { return value.value; }
 inline float scalar(Bfloat16 value) {
   return bit_cast<float>(static_cast<std::uint32_t>(value.bits) << 16);
 }
-inline float scalar(Float8 value) {
+inline float scalar(Float8Value value) {
   const std::uint32_t magnitude = value.bits & 0x7f, sign = (value.bits & 0x80u) << 24;
   const float positive = magnitude < 8 ? static_cast<float>(magnitude) * 0x1p-9f
                                        : bit_cast<float>((magnitude << 20) + (120u << 23));
@@ -163,7 +163,7 @@ struct PairWords {
     return _mm256_maskz_loadu_epi8((1u << (d - i)) - 1, from);
   }
 
-  static __m512i elements(const Int8* row, std::int64_t i, std::int64_t d) {
+  static __m512i elements(const Int8Value* row, std::int64_t i, std::int64_t d) {
     const __m256i eighths = bytes(row, i, d);
     const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(eighths)));
     const __m512 high =
@@ -171,7 +171,7 @@ struct PairWords {
     return bit_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
   }
 
-  static __m512i elements(const Float8* row, std::int64_t i, std::int64_t d) {
+  static __m512i elements(const Float8Value* row, std::int64_t i, std::int64_t d) {
     const __m512i bits = _mm512_cvtepu8_epi16(bytes(row, i, d));
     const __m512i magnitude = _mm512_and_si512(bits, _mm512_set1_epi16(0x7f));
     const __m512i normal =
