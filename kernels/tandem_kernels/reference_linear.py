@@ -67,8 +67,9 @@ class ReferenceQuantizedLinear:
         assert self._row_scales is not None
         largest = x.abs().amax(dim=1, keepdim=True)  # [T, 1]
         scales = torch.where(largest > 0, largest / _INT8_MAX, 1.0)
+        steps_per_unit = torch.where(largest > 0, largest.new_tensor(_INT8_MAX) / largest, 0.0)
         # In float64, because sums of some thousand products leave float32's whole numbers
-        sums = F.linear((x / scales).round().double(), self._weight.double())
+        sums = F.linear((x * steps_per_unit).round().double(), self._weight.double())
         return sums.float() * (scales * self._row_scales)
 
 

@@ -31,25 +31,18 @@ def library() -> Iterator[ctypes.CDLL]:
     library.tandem_set_num_threads(before)
 
 
-@pytest.fixture(params=[False, True], ids=["this CPU's", "portable"])
-def portable(request: pytest.FixtureRequest) -> bool:
-    flag: bool = request.param
-    return flag
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_results_equal_those_of_float64(
     library: ctypes.CDLL,
-    portable: bool,
     dtype: torch.dtype,
     shape: tuple[int, int],
     has_bias: bool,
 ) -> None:
     weight, bias = random_layer(shape, dtype)
-    linear = LinearPacker(library).pack(
-        weight, bias if has_bias else None, out_dtype=torch.float32, portable=portable
+    linear = LinearPacker(library, dtype).pack(
+        weight, bias if has_bias else None, out_dtype=torch.float32
     )
     for num_rows in BATCHES:
         x = torch.randn(num_rows, shape[1]).to(dtype)
@@ -59,16 +52,14 @@ def test_results_equal_those_of_float64(
         torch.testing.assert_close(linear(x).double(), exact, atol=tolerance, rtol=1e-6)
 
 
-def test_bfloat16_results_are_the_float32_sums_rounded_once(
-    library: ctypes.CDLL, portable: bool
-) -> None:
+def test_bfloat16_results_are_the_float32_sums_rounded_once(library: ctypes.CDLL) -> None:
     weight, bias = random_layer((131, 63), torch.bfloat16)
-    packer = LinearPacker(library)
+    packer = LinearPacker(library, torch.bfloat16)
     x = torch.randn(29, 63).bfloat16()
     x[3] = float("nan")
     x[4, 0], x[5, 0] = float("inf"), 1e38  # rows whose sums overflow
-    sums = packer.pack(weight, bias, out_dtype=torch.float32, portable=portable)(x)
-    rounded = packer.pack(weight, bias, portable=portable)(x)
+    sums = packer.pack(weight, bias, out_dtype=torch.float32)(x)
+    rounded = packer.pack(weight, bias)(x)
     torch.testing.assert_close(rounded, sums.bfloat16(), atol=0, rtol=0, equal_nan=True)
 
 
@@ -79,8 +70,7 @@ def test_a_row_has_the_same_bits_in_any_batch_on_any_threads(
     library: ctypes.CDLL, dtype: torch.dtype, data: st.DataObject
 ) -> None:
     shape = (data.draw(st.integers(1, 200), "out"), data.draw(st.integers(1, 300), "in"))
-    portable = data.draw(st.booleans(), "portable")
-    linear = packed(library, shape, dtype, portable=portable)
+    linear = packed(library, shape, dtype)
     x = torch.randn(data.draw(st.integers(1, 260), "rows"), shape[1]).to(dtype)
     library.tandem_set_num_threads(1)
     alone = torch.cat([linear(x[i : i + 1]) for i in range(len(x))])
@@ -111,7 +101,7 @@ def test_rows_may_be_strided(library: ctypes.CDLL) -> None:
 
 def test_a_weight_may_change_or_go_after_packing(library: ctypes.CDLL) -> None:
     weight, bias = random_layer((40, 40), torch.float32)
-    linear = LinearPacker(library).pack(weight, bias)
+    linear = LinearPacker(library, torch.float32).pack(weight, bias)
     x = torch.randn(3, 40)
     before = linear(x)
     weight.zero_()
@@ -125,7 +115,7 @@ def test_rows_of_the_weight_come_back_as_they_were(
     library: ctypes.CDLL, dtype: torch.dtype, shape: tuple[int, int]
 ) -> None:
     weight, _ = random_layer(shape, dtype)
-    linear = LinearPacker(library).pack(weight, None, out_dtype=torch.float32)
+    linear = LinearPacker(library, dtype).pack(weight, None, out_dtype=torch.float32)
     library.tandem_set_num_threads(2)
     for num_rows in (0, 1, 77):
         indices = torch.randint(shape[0], (num_rows,))
@@ -140,12 +130,12 @@ def test_a_row_that_the_weight_lacks_is_refused(library: ctypes.CDLL, index: int
 
 
 def test_layers_of_one_packer_do_not_touch_each_other(library: ctypes.CDLL) -> None:
-    packer = LinearPacker(library)
+    packer = LinearPacker(library, torch.bfloat16)
     layers = [random_layer((5 * n, 9 * n), torch.bfloat16) for n in range(1, 9)]
     linears = [packer.pack(*layer) for layer in layers]
     for (weight, bias), linear in zip(layers, linears, strict=True):
         x = torch.randn(4, weight.shape[1]).bfloat16()
-        assert torch.equal(linear(x), LinearPacker(library).pack(weight, bias)(x))
+        assert torch.equal(linear(x), LinearPacker(library, torch.bfloat16).pack(weight, bias)(x))
 
 
 def test_concurrent_callers_get_the_bits_of_a_lone_one(library: ctypes.CDLL) -> None:
@@ -164,7 +154,5 @@ def random_layer(shape: tuple[int, int], dtype: torch.dtype) -> tuple[Tensor, Te
     return torch.randn(shape).to(dtype), torch.randn(shape[0]).to(dtype)
 
 
-def packed(
-    library: ctypes.CDLL, shape: tuple[int, int], dtype: torch.dtype, *, portable: bool = False
-) -> CpuLinear:
-    return LinearPacker(library).pack(*random_layer(shape, dtype), portable=portable)
+def packed(library: ctypes.CDLL, shape: tuple[int, int], dtype: torch.dtype) -> CpuLinear:
+    return LinearPacker(library, dtype).pack(*random_layer(shape, dtype))

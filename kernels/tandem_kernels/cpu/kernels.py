@@ -17,7 +17,7 @@ from tandem_kernels.decoder import Activation, Decoder
 from tandem_kernels.interface import AttentionMeta, LayerCache, StepProgram
 from tandem_kernels.packed_linear import PackedLinear, QuantizedWeight
 
-CPU_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+CPU_DTYPES = frozenset({torch.float32, torch.bfloat16})
 
 
 class CpuKernels:
@@ -29,7 +29,7 @@ class CpuKernels:
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
         self._library = library
         self._elementwise = Elementwise(library, dtype)
-        self._linears = LinearPacker(library)
+        self._linears = LinearPacker(library, dtype)
         self._caches = CacheStructs()
         self._kv_writer = KVWriter(library, dtype, self._caches)
         self._attention = PagedAttention(library, dtype, self._caches)
@@ -42,7 +42,6 @@ class CpuKernels:
         *,
         out_dtype: torch.dtype | None = None,
     ) -> PackedLinear:
-        assert isinstance(weight, Tensor)
         return self._linears.pack(weight, bias, out_dtype=out_dtype)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
