@@ -283,6 +283,12 @@ def kernel_cache_dir(environ: Mapping[str, str] | None = None) -> Path:
     return _cache_home(environ) / "kernels"
 
 
+def kernel_isa(environ: Mapping[str, str] | None = None) -> str | None:
+    """The instruction set that CPU kernels are to use (`TANDEM_CPU_ISA`: avx512, avx2 or portable);
+    None: the fastest that the CPU has."""
+    return (os.environ if environ is None else environ).get(f"{ENV_PREFIX}CPU_ISA") or None
+
+
 def _cache_home(environ: Mapping[str, str] | None) -> Path:
     home = (os.environ if environ is None else environ).get("XDG_CACHE_HOME")
     return (Path(home) if home else Path.home() / ".cache") / "tandem"

@@ -12,11 +12,13 @@ import torch
 from tandem_kernels import select
 from tandem_kernels.cpu import library as library_module
 from tandem_kernels.cpu.build import Builder, BuildError
+from tandem_kernels.cpu.isa import LEVELS, choose_isa, cpu_features
 from tandem_kernels.cpu.kernels import CpuKernels
 from tandem_kernels.cpu.library import load_library
 from tandem_kernels.reference import ReferenceKernels
 
 CPU = torch.device("cpu")
+ISA = choose_isa(cpu_features())
 
 
 @pytest.fixture(scope="module")
@@ -31,20 +33,20 @@ def test_what_is_compiled_is_found_again(built: Path) -> None:
 
 
 def test_a_library_made_ahead_serves_without_a_compiler(built: Path) -> None:
-    here = Builder(built.parent.parent, compiler=None)
+    here = Builder(built.parent.parent, compiler=None, isa=ISA)
     assert here.library() in built.parent.glob("*.so")
     assert load_library(here) is not None
 
 
 def test_nothing_half_written_stays_behind(tmp_path: Path) -> None:
-    library = Builder(tmp_path, Builder.of_this_machine().compiler).library()
+    library = Builder(tmp_path, Builder.of_this_machine().compiler, LEVELS[-1]).library()
     assert list(tmp_path.rglob("*")) == [library.parent, library]
 
 
 def test_without_compiler_and_library_the_reason_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert load_library(Builder(tmp_path, compiler=None)) is None
+    assert load_library(Builder(tmp_path, compiler=None, isa=ISA)) is None
     assert [r.levelno for r in caplog.records] == [logging.WARNING]
     assert "no C++ compiler" in caplog.text
 
@@ -52,12 +54,12 @@ def test_without_compiler_and_library_the_reason_is_logged(
 def test_a_failing_compiler_is_quoted(tmp_path: Path) -> None:
     false = shutil.which("false")
     with pytest.raises(BuildError, match="the compiler failed"):
-        Builder(tmp_path, false).library()
+        Builder(tmp_path, false, ISA).library()
     script = tmp_path / "c++"
     script.write_text('#!/bin/sh\necho "$*" | grep -q version || { echo no such sky; exit 1; }\n')
     script.chmod(0o755)
     with pytest.raises(BuildError, match="no such sky"):
-        Builder(tmp_path / "cache", str(script)).library()
+        Builder(tmp_path / "cache", str(script), ISA).library()
     assert not list((tmp_path / "cache").rglob("*.so"))
 
 
@@ -65,7 +67,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     compiler = Builder.of_this_machine().compiler
     with pytest.raises(BuildError, match="taken"):
-        Builder(tmp_path / "taken", compiler).library()
+        Builder(tmp_path / "taken", compiler, ISA).library()
 
 
 def test_plain_torch_serves_without_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,3 +87,37 @@ def test_other_types_get_plain_torch() -> None:
 
 def test_the_library_is_loaded_once() -> None:
     assert library_module.cpu_library() is library_module.cpu_library()
+
+
+def test_a_cpu_gets_the_fastest_instructions_that_it_has_all_of() -> None:
+    avx512, avx2, portable = LEVELS
+    assert choose_isa(avx512.features | {"sse2"}) == avx512
+    assert choose_isa(avx512.features - {"avx512_bf16"}) == avx2
+    assert choose_isa(avx512.features - {"avx512_vnni"}) == avx2
+    assert choose_isa(frozenset({"sse2", "avx"})) == portable
+    assert choose_isa(frozenset()) == portable
+
+
+def test_instructions_may_be_chosen_by_name() -> None:
+    assert choose_isa(LEVELS[0].features, "portable") == LEVELS[-1]
+    with pytest.raises(ValueError, match="'mmx' is none of"):
+        choose_isa(LEVELS[0].features, "mmx")
+    with pytest.raises(ValueError, match=r"lacks .*avx512_bf16"):
+        choose_isa(LEVELS[1].features, "avx512")
+
+
+def test_the_environment_chooses_instructions(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TANDEM_CPU_ISA", "portable")
+    assert Builder.of_this_machine().isa.name == "portable"
+    assert Builder.of_this_machine(ISA.name).isa == ISA
+    monkeypatch.setenv("TANDEM_CPU_ISA", "mmx")
+    assert library_module.cpu_library.__wrapped__() is None
+    assert "'mmx' is none of" in caplog.text
+
+
+def test_nothing_is_compiled_for_this_machine_alone() -> None:
+    for level in LEVELS:
+        flags = Builder(Path(), None, level).flags
+        assert not any("native" in flag for flag in flags)

@@ -11,19 +11,22 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tandem_kernels.cpu.library import cpu_library
+from tandem_kernels.cpu.build import Builder
+from tandem_kernels.cpu.isa import LEVELS, cpu_features
+from tandem_kernels.cpu.library import load_library
 from tandem_kernels.cpu.linear import CpuLinear, LinearPacker
 from torch import Tensor
 
+RUNNABLE = [level.name for level in LEVELS if level.features <= cpu_features()]
 DTYPES = [torch.float32, torch.bfloat16]
 # The default model's, then widths that no panel, lane or vector divides
 SHAPES = [(960, 576), (576, 1536), (1, 1), (33, 7), (131, 63), (31, 17), (65, 1001)]
 BATCHES = [0, 1, 2, 11, 12, 13, 25, 48, 97, 130]
 
 
-@pytest.fixture(scope="module")
-def library() -> Iterator[ctypes.CDLL]:
-    library = cpu_library()
+@pytest.fixture(scope="module", params=RUNNABLE)
+def library(request: pytest.FixtureRequest) -> Iterator[ctypes.CDLL]:
+    library = load_library(Builder.of_this_machine(request.param))
     assert library is not None
     before = library.tandem_num_threads()
     torch.set_num_threads(1)

@@ -10,7 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tandem_kernels import QuantizedWeight
-from tandem_kernels.cpu.library import cpu_library
+from tandem_kernels.cpu.build import Builder
+from tandem_kernels.cpu.isa import LEVELS, cpu_features
+from tandem_kernels.cpu.library import load_library
 from tandem_kernels.cpu.linear import CpuLinear, LinearPacker
 from tandem_kernels.reference_linear import ReferenceQuantizedLinear, dequantized
 from torch import Tensor
@@ -31,6 +33,7 @@ FORMATS = [
 FORMAT_NAMES = [f"{s}-{g or 'channel'}{'-offsets' if o else ''}" for s, g, o in FORMATS]
 # Out, in: the default model's, then what no panel, word, unit or vector divides
 SHAPES = [(96, 576), (40, 1536), (1, 1), (31, 5), (33, 7), (100, 33), (5, 1001)]
+RUNNABLE = [level.name for level in LEVELS if level.features <= cpu_features()]
 DTYPES = [torch.float32, torch.bfloat16]
 # Rounding of activations, as a share of the largest result: 16 bits, 8 bits a group, 8 bits a row
 TOLERANCES = {"int8": 2e-4, "int4": 2e-2, "w8a8": 2e-5}
@@ -41,9 +44,9 @@ each_format = pytest.mark.parametrize(
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
 
-@pytest.fixture(scope="module")
-def library() -> Iterator[ctypes.CDLL]:
-    library = cpu_library()
+@pytest.fixture(scope="module", params=RUNNABLE)
+def library(request: pytest.FixtureRequest) -> Iterator[ctypes.CDLL]:
+    library = load_library(Builder.of_this_machine(request.param))
     assert library is not None
     before = library.tandem_num_threads()
     torch.set_num_threads(1)

@@ -9,7 +9,8 @@ import pytest
 import torch
 from fakes_paged_batch import PagedSequences
 from tandem_kernels import LayerCache
-from tandem_kernels.cpu.build import FLAGS, Builder, cpu_features
+from tandem_kernels.cpu.build import Builder
+from tandem_kernels.cpu.isa import LEVELS, choose_isa, cpu_features
 from tandem_kernels.cpu.kernels import CpuKernels
 from tandem_kernels.cpu.library import load_library
 from tandem_kernels.reference import ReferenceKernels
@@ -17,16 +18,14 @@ from tandem_kernels.reference import ReferenceKernels
 from core.kv_spec import KVGroup, KVSpec
 from kv_cache.storage import KVStorage
 
-# Whatever the compiler assumes by default runs everywhere: on x86-64 no more than SSE2
-TARGETS = ["default", *(["-march=x86-64-v3"] if " avx2 " in cpu_features() else [])]
+FASTEST = choose_isa(cpu_features())
+SLOWER = [level.name for level in LEVELS[LEVELS.index(FASTEST) + 1 :]]
 TWIN = ReferenceKernels()
 
 
-@pytest.fixture(scope="module", params=TARGETS)
+@pytest.fixture(scope="module", params=SLOWER)
 def library(request: pytest.FixtureRequest) -> ctypes.CDLL:
-    kept = tuple(flag for flag in FLAGS if not flag.startswith("-march"))
-    target = () if request.param == "default" else (request.param,)
-    library = load_library(dataclasses.replace(Builder.of_this_machine(), flags=(*kept, *target)))
+    library = load_library(Builder.of_this_machine(request.param))
     assert library is not None
     return library
 

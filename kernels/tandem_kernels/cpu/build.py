@@ -1,6 +1,6 @@
-"""Compiles the C++ kernels of this folder into one shared library, once per source and CPU.
+"""Compiles the C++ kernels of this folder into a shared library for each instruction set.
 
-    <cache>/kernels/<sources, flags, CPU>/<compiler>.so
+    <cache>/kernels/<sources, flags, kind of machine>/<compiler>.so
 
 The compiler's version is not part of the folder's name, so a library that was built ahead of time
 (`tandem kernels build`) serves on machines without a compiler. Processes that start together may
@@ -19,17 +19,18 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from core.config import kernel_cache_dir
+from core.config import kernel_cache_dir, kernel_isa
+from tandem_kernels.cpu.isa import Isa, choose_isa, cpu_features
 
 SOURCES = Path(__file__).resolve().parent
 COMPILERS = ("c++", "g++", "clang++")
 # Contraction is off, because whether a compiler fuses a * b + c depends on the code around it: a
 # row would get other bits in a vector's tail, or in a tile of other height. Kernels fuse by hand
 # (simd.h). No -ffast-math: it reorders sums and assumes away NaN.
+# What is compiled for a level runs on every CPU of it: nothing is tuned to this machine.
 FLAGS = (
     "-std=c++17",
     "-O3",
-    "-march=native",
     "-ffp-contract=off",
     "-fno-math-errno",
     "-fPIC",
@@ -49,18 +50,31 @@ class Builder:
 
     directory: Path
     compiler: str | None
-    flags: tuple[str, ...] = FLAGS
+    isa: Isa
 
     @staticmethod
-    def of_this_machine() -> Builder:
-        return Builder(kernel_cache_dir(), next(filter(None, map(shutil.which, COMPILERS)), None))
+    def of_this_machine(isa: str | None = None) -> Builder:
+        """For the named instruction set; None: the configured one, else the fastest.
+
+        Raises BuildError if it is unknown, or this CPU doesn't run it.
+        """
+        try:
+            level = choose_isa(cpu_features(), isa or kernel_isa())
+        except ValueError as error:
+            raise BuildError(str(error)) from None
+        compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+        return Builder(kernel_cache_dir(), compiler, level)
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        return (*FLAGS, *self.isa.flags)
 
     def library(self) -> Path:
-        """The library for these sources and this CPU, compiled if it isn't there yet.
+        """The library for these sources and instructions, compiled if it isn't there yet.
 
         Raises BuildError without a compiler, if it fails, or if the cache can't be written.
         """
-        folder = self.directory / _digest(*_source_texts(), *self.flags, cpu_features())
+        folder = self.directory / _digest(*_source_texts(), *self.flags, platform.machine())
         if self.compiler is None:
             return _any_library(folder)
         target = folder / f"{_digest(_run([self.compiler, '--version']))}.so"
@@ -90,16 +104,6 @@ class Builder:
     def _command(self, *arguments: str) -> list[str]:
         assert self.compiler is not None
         return [self.compiler, *self.flags, *arguments]
-
-
-def cpu_features() -> str:
-    """What -march=native looks at, as the operating system tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    told = sorted({line for line in lines if line.lower().startswith(("flags", "features"))})
-    return "\n".join((platform.machine(), platform.processor(), *told))
 
 
 def _any_library(folder: Path) -> Path:

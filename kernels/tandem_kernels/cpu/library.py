@@ -19,7 +19,12 @@ from tandem_kernels.cpu.build import Builder, BuildError
 @functools.cache
 def cpu_library() -> ctypes.CDLL | None:
     """Loads the library, compiling it first if need be; None (and one warning) if that fails."""
-    return load_library(Builder.of_this_machine())
+    try:
+        builder = Builder.of_this_machine()
+    except BuildError as error:
+        _warn(error)
+        return None
+    return load_library(builder)
 
 
 def load_library(builder: Builder) -> ctypes.CDLL | None:
@@ -27,7 +32,7 @@ def load_library(builder: Builder) -> ctypes.CDLL | None:
     try:
         library = ctypes.CDLL(str(builder.library()))
     except (BuildError, OSError) as error:
-        logging.getLogger(__name__).warning("CPU kernels are plain torch, and slow: %s", error)
+        _warn(error)
         return None
     library.tandem_set_num_threads.argtypes = [ctypes.c_int]
     library.tandem_set_num_threads.restype = None
@@ -38,3 +43,7 @@ def load_library(builder: Builder) -> ctypes.CDLL | None:
     library.tandem_increment.argtypes = [ctypes.c_void_p, ctypes.c_int64]
     library.tandem_increment.restype = None
     return library
+
+
+def _warn(reason: Exception) -> None:
+    logging.getLogger(__name__).warning("CPU kernels are plain torch, and slow: %s", reason)
