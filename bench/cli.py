@@ -7,6 +7,7 @@ import typer
 from bench.attention_command import attention
 from bench.batching_command import batching
 from bench.handoff_command import handoff
+from bench.linears_command import linears
 from bench.peers.command import peers_app
 from bench.serve_command import serve
 from bench.step_command import step
@@ -18,6 +19,6 @@ app = typer.Typer(
     add_completion=False,
     help="Measure servers and engines: latency and throughput under load, side by side.",
 )
-for verb in (serve, step, attention, throughput, batching, handoff, suite):
+for verb in (serve, step, linears, attention, throughput, batching, handoff, suite):
     app.command()(verb)
 app.add_typer(peers_app, name="peers")
