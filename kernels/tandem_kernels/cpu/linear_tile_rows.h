@@ -52,6 +52,13 @@ class Prefetcher {
     __builtin_prefetch(at_ + 64, 0, 2);
     at_ += step_;
   }
+  // For what lies between words.
+  void skip(std::int64_t size_bytes) {
+    for (std::int64_t line = 0; line < size_bytes; line += 64) {
+      __builtin_prefetch(at_ + line, 0, 2);
+    }
+    at_ += size_bytes * step_ / kWordsBytes;
+  }
 
  private:
   const char* at_;

@@ -42,7 +42,10 @@ struct ShortsRows {
     for (std::int64_t u = 0; u < layout.units; ++u) {
       const std::int64_t words = layout.words_of(u) * (kWide ? Int8Word::kPairs : 1);
       Ints ints[R][kVectors] = {};
-      if (!kWide) weight = unit + layout.head_bytes;
+      if (!kWide) {
+        weight = unit + layout.head_bytes;
+        prefetch.skip(layout.head_bytes);
+      }
       for (std::int64_t word = 0; word < words; ++word) {
         prefetch();
         Words columns[kVectors];
