@@ -27,7 +27,8 @@ class QuantizedWeight:
     scheme: Literal["int8", "int4", "w8a8"]
     """int8, int4: activations stay as they are, or nearly: CPU kernels round them to 16 bits with a
     scale for each token (int8), or to 8 bits with a scale for each token and group (int4). w8a8:
-    activations are rounded to int8 too, with a scale for each token; one group, no offsets."""
+    activations are rounded to int8 too, with a scale for each token and 64 columns; the weight has
+    one group and no offsets."""
     values: Tensor
     """int8 [out, in]; of int4, uint8 [out, in] with one number of 0..15 a byte."""
     scales: Tensor

@@ -11,6 +11,7 @@ from torch import Tensor
 from tandem_kernels.packed_linear import QuantizedWeight
 
 _INT8_MAX = 127
+_PIECE_COLUMNS = 64
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -31,8 +32,8 @@ class ReferenceLinear:
 class ReferenceQuantizedLinear:
     """`PackedLinear` of whole numbers. Computes in float32 what they stand for.
 
-    w8a8: each row of x is rounded to x_scale * q with q in -127..127; sums of products are exact,
-    and are multiplied with both scales afterwards.
+    w8a8: each piece of 64 columns of a row of x is rounded to x_scale * q with q in -127..127; its
+    sums of products are exact, and are multiplied with both scales afterwards.
     """
 
     def __init__(
@@ -65,12 +66,15 @@ class ReferenceQuantizedLinear:
 
     def _rounded(self, x: Tensor) -> Tensor:
         assert self._row_scales is not None
-        largest = x.abs().amax(dim=1, keepdim=True)  # [T, 1]
-        scales = torch.where(largest > 0, largest / _INT8_MAX, 1.0)
-        steps_per_unit = torch.where(largest > 0, largest.new_tensor(_INT8_MAX) / largest, 0.0)
-        # In float64, because sums of some thousand products leave float32's whole numbers
-        sums = F.linear((x * steps_per_unit).round().double(), self._weight.double())
-        return sums.float() * (scales * self._row_scales)
+        total = x.new_zeros(len(x), len(self._weight))
+        for piece, weight in zip(
+            x.split(_PIECE_COLUMNS, dim=1), self._weight.split(_PIECE_COLUMNS, dim=1), strict=True
+        ):
+            largest = piece.abs().amax(dim=1, keepdim=True)  # [T, 1]
+            scales = torch.where(largest > 0, largest / _INT8_MAX, 1.0)
+            per_unit = torch.where(largest > 0, largest.new_tensor(_INT8_MAX) / largest, 0.0)
+            total += F.linear((piece * per_unit).round(), weight) * scales
+        return total * self._row_scales
 
 
 def dequantized(weight: QuantizedWeight, group_index: Tensor | None = None) -> Tensor:

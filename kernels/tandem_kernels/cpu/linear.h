@@ -11,7 +11,7 @@ enum class ElementType : std::int32_t { kFloat32 = 0, kBFloat16 = 1 };
 //   kPlain   numbers of x's type; sums in float32
 //   kInt8    groups of int8 with a scale each     x is rounded to 16-bit fixed point, row by row,
 //   kInt4    groups of 0..15 with a scale each    and sums within a group are whole numbers
-//   kW8A8    int8, one scale for a column         x is rounded to int8, row by row
+//   kW8A8    int8, one scale for a column         x is rounded to int8, in pieces of 64 columns
 //
 // Groups may have offsets: w = number * scale + offset.
 enum class WeightFormat : std::int32_t { kPlain = 0, kInt8 = 1, kInt4 = 2, kW8A8 = 3 };

@@ -18,7 +18,6 @@ _FORMATS = {"int8": 1, "int4": 2, "w8a8": 3}
 # Groups are whole words of int4, and sums within one (up to the whole column) stay in an int32
 _GROUP_MULTIPLE = 8
 _MAX_GROUP = 512
-_MAX_W8A8_COLUMNS = 2**16
 
 
 class _Linear(ctypes.Structure):
@@ -166,8 +165,6 @@ def check_groups(weight: QuantizedWeight) -> None:
     if weight.scheme == "w8a8":
         if group_size < num_columns or weight.offsets is not None:
             raise ValueError("w8a8 has one scale for a row of the weight, and no offsets")
-        if num_columns > _MAX_W8A8_COLUMNS:
-            raise ValueError(f"w8a8 takes up to {_MAX_W8A8_COLUMNS} columns, not {num_columns}")
     elif group_size < num_columns and (
         group_size % _GROUP_MULTIPLE or (group_size > _MAX_GROUP and group_size % _MAX_GROUP)
     ):

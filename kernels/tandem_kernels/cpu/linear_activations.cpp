@@ -3,7 +3,7 @@
 //   peak = largest |x|;  number = round(x * limit / peak);  x is about number * (peak / limit)
 //
 //   int8   limit 32,767, row by row: errors are at most 2^-16 of the peak (of each bfloat16, 2^-9)
-//   w8a8   limit 127, row by row
+//   w8a8   limit 127, in pieces of 64 columns
 //   int4   limit 127, unit by unit, as llama.cpp does for its 4-bit formats
 #include "linear_activations.h"
 
@@ -44,6 +44,11 @@ Step step_of(const T* x, std::int64_t width, float limit) {
   return {peak / limit, limit / peak};
 }
 
+struct Piece {
+  float scale;
+  std::int32_t sum;
+};
+
 struct AsShorts {
   using Number = std::int16_t;
   static constexpr float kLimit = 32767.0f;
@@ -58,14 +63,9 @@ struct AsBytes {
   static NarrowBytes narrow(Ints numbers) { return __builtin_convertvector(numbers, NarrowBytes); }
 };
 
-// Plus 128, as a product with signed weights takes them.
-struct AsUnsignedBytes : AsBytes {
-  static NarrowBytes narrow(Ints numbers) { return AsBytes::narrow(numbers ^ 0x80); }
-};
-
-// Writes `padded_width` numbers, zero beyond `width`, and their sum if it is asked for.
+// Writes `padded_width` numbers, zero beyond `width`, and adds up the numbers.
 template <class As, class T>
-float quantize(const T* x, std::int64_t width, std::int64_t padded_width, void* row, float* sum) {
+Piece quantize(const T* x, std::int64_t width, std::int64_t padded_width, void* row) {
   const Step step = step_of(x, width, As::kLimit);
   auto* to = static_cast<typename As::Number*>(row);
   Ints sums = {};
@@ -77,8 +77,7 @@ float quantize(const T* x, std::int64_t width, std::int64_t padded_width, void* 
     const std::int64_t count = std::min<std::int64_t>(padded_width - i, kLanes);
     std::memcpy(to + i, &narrow, static_cast<std::size_t>(count) * sizeof(*to));
   }
-  if (sum != nullptr) *sum = static_cast<float>(sum_of_lanes(sums)) * step.size;
-  return step.size;
+  return {step.size, sum_of_lanes(sums)};
 }
 
 // Sums of the numbers that share an offset, `stride` apart.
@@ -92,6 +91,13 @@ void sum_units(const Layout& layout, const std::int16_t* row, std::int64_t strid
   }
 }
 
+// What a unit's sum is needed for: offsets of int4; in w8a8 to undo that weights are stored plus
+// 128, which takes a whole number.
+float sum_figure(const TandemLinear& linear, Piece piece) {
+  if (linear.format == WeightFormat::kW8A8) return bit_cast<float>(-128 * piece.sum);
+  return static_cast<float>(piece.sum) * piece.scale;
+}
+
 // Where one row's scales and sums go: `stride` apart.
 struct Figures {
   float* scales;
@@ -103,12 +109,8 @@ template <class T>
 void quantize_row(const TandemLinear& linear, const Layout& layout, const T* x, void* row,
                   Figures figures) {
   const std::int64_t width = linear.in_features, padded = layout.words * layout.per_word;
-  if (linear.format == WeightFormat::kW8A8) {
-    *figures.scales = quantize<AsUnsignedBytes>(x, width, padded, row, nullptr);
-    return;
-  }
   if (linear.format == WeightFormat::kInt8) {
-    *figures.scales = quantize<AsShorts>(x, width, padded, row, nullptr);
+    *figures.scales = quantize<AsShorts>(x, width, padded, row).scale;
     if (figures.sums != nullptr) {
       sum_units(layout, static_cast<const std::int16_t*>(row), figures.stride, figures.sums);
     }
@@ -117,10 +119,11 @@ void quantize_row(const TandemLinear& linear, const Layout& layout, const T* x, 
   const std::int64_t size = layout.unit_words * layout.per_word;
   for (std::int64_t u = 0; u < layout.units; ++u) {
     const std::int64_t at = u * size;
-    float* sum = figures.sums == nullptr ? nullptr : figures.sums + u * figures.stride;
-    figures.scales[u * figures.stride] =
+    const Piece piece =
         quantize<AsBytes>(x + at, std::min(size, width - at), std::min(size, padded - at),
-                          static_cast<std::int8_t*>(row) + at, sum);
+                          static_cast<std::int8_t*>(row) + at);
+    figures.scales[u * figures.stride] = piece.scale;
+    if (figures.sums != nullptr) figures.sums[u * figures.stride] = sum_figure(linear, piece);
   }
 }
 

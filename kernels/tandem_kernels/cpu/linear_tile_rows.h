@@ -65,17 +65,19 @@ class Prefetcher {
   std::int64_t step_;
 };
 
-// Rows::multiply<R>(layout, tile, first_row) for all rows of a tile, kRowsAtOnce at a time.
-template <class Rows>
+// Rows::multiply<R>(layout, tile, first_row) for all rows of a tile, kAtOnce at a time.
+template <class Rows, int kAtOnce = kRowsAtOnce>
 class TileOf {
  public:
   static void multiply(const Layout& layout, const Tile& tile) {
     std::int64_t row = 0;
-    for (; row + kRowsAtOnce <= tile.rows; row += kRowsAtOnce) {
-      Rows::template multiply<kRowsAtOnce>(layout, tile, row);
+    for (; row + kAtOnce <= tile.rows; row += kAtOnce) {
+      Rows::template multiply<kAtOnce>(layout, tile, row);
     }
-    if (row < tile.rows) {
-      some(std::make_integer_sequence<int, kRowsAtOnce - 1>(), layout, tile, row);
+    if constexpr (kAtOnce > 1) {
+      if (row < tile.rows) {
+        some(std::make_integer_sequence<int, kAtOnce - 1>(), layout, tile, row);
+      }
     }
   }
 

@@ -11,6 +11,8 @@ namespace {
 
 // Rows of an embedding for one thread: each is a few hundred cache lines from anywhere in memory.
 constexpr std::int64_t kMinWeightRows = 16;
+// Turns int8 into int8 plus 128, and back, four at a time.
+constexpr std::uint32_t kSignBits = 0x80808080u;
 
 // Eight numbers of 0..15, a byte each: numbers i and 4 + i become the nibbles of byte i.
 std::uint32_t word_of_nibbles(const std::uint8_t* numbers) {
@@ -49,14 +51,12 @@ class QuantizedPacker {
     for (std::int64_t c = 0; c < columns; ++c) {
       write_words(values_ + (first + c) * linear_.in_features, rows.data() + c * layout_.words);
     }
-    char* unit = static_cast<char*>(const_cast<void*>(linear_.weight)) + panel * layout_.panel_bytes;
+    char* to = static_cast<char*>(const_cast<void*>(linear_.weight)) + panel * layout_.panel_bytes;
     for (std::int64_t u = 0; u < layout_.units; ++u) {
-      write_head(first, columns, u, unit);
-      const std::int64_t words = layout_.words_of(u);
-      unit += layout_.head_bytes;
-      pack_rows(rows.data() + u * layout_.unit_words, layout_.words * 4, columns, words * 4,
-                kPanelColumns, reinterpret_cast<std::uint32_t*>(unit));
-      unit += words * kWordsBytes;
+      if (u == 0 || !layout_.one_head) write_head(first, columns, u, to + layout_.head_at(u));
+      pack_rows(rows.data() + u * layout_.unit_words, layout_.words * 4, columns,
+                layout_.words_of(u) * 4, kPanelColumns,
+                reinterpret_cast<std::uint32_t*>(to + layout_.words_at(u)));
     }
   }
 
@@ -81,7 +81,7 @@ class QuantizedPacker {
     if (linear_.format == WeightFormat::kInt4) return word_of_nibbles(numbers);
     std::uint32_t word;
     std::memcpy(&word, numbers, sizeof word);
-    return bytes_ ? word : swap_middle(word);
+    return bytes_ ? word ^ kSignBits : swap_middle(word);
   }
 
   void write_head(std::int64_t first, std::int64_t columns, std::int64_t u, char* head) const {
@@ -90,7 +90,6 @@ class QuantizedPacker {
       const std::int64_t at = (first + c) * groups_ + group;
       write_scale(head, c, scales_[at]);
       if (offsets_ != nullptr) write_scale(head + layout_.scales_bytes, c, offsets_[at]);
-      if (bytes_) write_first_sum(head + layout_.scales_bytes, c, first + c);
     }
   }
 
@@ -102,21 +101,13 @@ class QuantizedPacker {
     }
   }
 
-  // Undoes the 128 that is added to every activation.
-  void write_first_sum(char* sums, std::int64_t column, std::int64_t row) const {
-    const auto* values = reinterpret_cast<const std::int8_t*>(values_) + row * linear_.in_features;
-    std::int32_t sum = 0;
-    for (std::int64_t i = 0; i < linear_.in_features; ++i) sum += values[i];
-    reinterpret_cast<std::int32_t*>(sums)[column] = -128 * sum;
-  }
-
   const TandemLinear& linear_;
   const Layout layout_;
   const std::uint8_t* values_;
   const float* scales_;
   const float* offsets_;
   const std::int64_t groups_;
-  const bool bytes_;  // in the order of K
+  const bool bytes_;  // in the order of K, plus 128
 };
 
 class WeightRow {
@@ -138,10 +129,10 @@ class WeightRow {
 
  private:
   void write_unit(std::int64_t u, char* out) const {
-    const char* unit = panel_ + u * layout_.unit_bytes();
-    const float scale = scale_at(unit);
-    const float offset = linear_.has_offsets != 0 ? scale_at(unit + layout_.scales_bytes) : 0.0f;
-    const auto* words = reinterpret_cast<const std::uint32_t*>(unit + layout_.head_bytes);
+    const char* head = panel_ + layout_.head_at(u);
+    const float scale = scale_at(head);
+    const float offset = linear_.has_offsets != 0 ? scale_at(head + layout_.scales_bytes) : 0.0f;
+    const auto* words = reinterpret_cast<const std::uint32_t*>(panel_ + layout_.words_at(u));
     const std::int64_t first = u * layout_.unit_words * layout_.per_word;
     const std::int64_t end =
         std::min(linear_.in_features, first + layout_.unit_words * layout_.per_word);
@@ -160,7 +151,8 @@ class WeightRow {
 
   float number(std::uint32_t word, std::int64_t element) const {
     if (linear_.format == WeightFormat::kInt4) return nibble_of(word, element);
-    const std::uint32_t in_order = linear_.format == WeightFormat::kW8A8 ? word : swap_middle(word);
+    const std::uint32_t in_order =
+        linear_.format == WeightFormat::kW8A8 ? word ^ kSignBits : swap_middle(word);
     return static_cast<std::int8_t>(in_order >> (8 * element) & 0xff);
   }
 
