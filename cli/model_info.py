@@ -8,8 +8,13 @@ from text.memory_plan import MemoryPlan
 
 
 def served_dtype(setting: str) -> str:
-    """The precision that `auto` stands for on a CPU; others as they are."""
-    return "float32" if setting == "auto" else setting
+    """The precision that `auto` stands for on this machine's CPU; others as they are."""
+    if setting != "auto":
+        return setting
+    import torch
+    from tandem_kernels import prefers_bfloat16
+
+    return "bfloat16" if prefers_bfloat16(torch.device("cpu")) else "float32"
 
 
 def info_text(card: ModelCard, plan: MemoryPlan, *, dtype: str, block_size: int) -> str:

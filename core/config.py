@@ -39,8 +39,9 @@ class ModelConfig(_Section):
     revision: str | None = None
     """Branch, tag or commit of a hub id."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Type of arithmetic. auto: float32 on CPUs, the checkpoint's own on GPUs. float16 is
-    refused on CPUs, where it is 400 times slower."""
+    """Arithmetic and KV type. auto: on CPUs bfloat16 where they have instructions for it (AVX-512
+    BF16) and float32 elsewhere, on GPUs the checkpoint's own. float16 is refused on CPUs, where it
+    is 400 times slower."""
     quantization: Literal["none", "auto", "int8", "int4", "w8a8"] = "none"
     """Type of the layers' weights. none: as dtype, also those that a checkpoint has quantised.
     auto: as the checkpoint has them. int8, int4: rounded at load. w8a8: int8, and activations are

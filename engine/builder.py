@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from tandem_kernels import select_sampling
+from tandem_kernels import prefers_bfloat16, select_sampling
 
 from core.compat import compat_key
 from core.config import Config
@@ -76,7 +76,9 @@ def build_engine(
     device = select_device()
     torch.set_num_threads(num_threads(config.parallel, num_sharers))
     capacity = available_memory_bytes(device)
-    dtype = resolve_dtype(config.model.dtype, card, device)
+    dtype = resolve_dtype(
+        config.model.dtype, card, device, prefers_bfloat16=prefers_bfloat16(device)
+    )
     kv_dtype = resolve_kv_dtype(config.cache.kv_cache_dtype, str(dtype).removeprefix("torch."))
     spec = card.kv_spec(config.cache.block_size, kv_dtype)
     before = peak_memory_bytes(device)

@@ -3,7 +3,7 @@
 from tandem_kernels.decoder import Activation, Decoder, DecoderLayer, DecoderShape, Norm
 from tandem_kernels.interface import AttentionMeta, Kernels, LayerCache, StepProgram
 from tandem_kernels.packed_linear import PackedLinear, QuantizedWeight
-from tandem_kernels.select import select, select_sampling
+from tandem_kernels.select import prefers_bfloat16, select, select_sampling
 
 __all__ = [
     "Activation",
@@ -17,6 +17,7 @@ __all__ = [
     "PackedLinear",
     "QuantizedWeight",
     "StepProgram",
+    "prefers_bfloat16",
     "select",
     "select_sampling",
 ]

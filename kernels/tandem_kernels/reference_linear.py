@@ -67,9 +67,9 @@ class ReferenceQuantizedLinear:
     def _rounded(self, x: Tensor) -> Tensor:
         assert self._row_scales is not None
         total = x.new_zeros(len(x), len(self._weight))
-        for piece, weight in zip(
-            x.split(_PIECE_COLUMNS, dim=1), self._weight.split(_PIECE_COLUMNS, dim=1), strict=True
-        ):
+        for start in range(0, x.shape[1], _PIECE_COLUMNS):
+            columns = slice(start, start + _PIECE_COLUMNS)
+            piece, weight = x[:, columns], self._weight[:, columns]
             largest = piece.abs().amax(dim=1, keepdim=True)  # [T, 1]
             scales = torch.where(largest > 0, largest / _INT8_MAX, 1.0)
             per_unit = torch.where(largest > 0, largest.new_tensor(_INT8_MAX) / largest, 0.0)

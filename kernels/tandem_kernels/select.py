@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from core.config import kernel_isa
+from tandem_kernels.cpu.isa import choose_isa, cpu_features
 from tandem_kernels.cpu.kernels import CPU_DTYPES, CpuKernels
 from tandem_kernels.cpu.library import cpu_library
 from tandem_kernels.cpu.sampling import CpuSampling
@@ -22,6 +24,13 @@ def select(device: torch.device, dtype: torch.dtype) -> Kernels:
             library.tandem_set_num_threads(torch.get_num_threads())
             return CpuKernels(library, dtype)
     return ReferenceKernels(dtype)
+
+
+def prefers_bfloat16(device: torch.device) -> bool:
+    """Whether bfloat16 is the faster arithmetic there, and not only the smaller type."""
+    if device.type != "cpu":
+        return True
+    return choose_isa(cpu_features(), kernel_isa()).multiplies_bfloat16
 
 
 def select_sampling(device: torch.device) -> CpuSampling | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tandem_kernels.cpu.isa import LEVELS, cpu_features
 
 from cli.model_info import served_dtype
 from cli.sizes import parse_size, size_text
@@ -34,6 +35,14 @@ def test_sizes_are_written_so_that_they_can_be_read(text: str) -> None:
     assert size_text(parse_size(text)) == text
 
 
-def test_auto_precision_is_float32_on_a_cpu() -> None:
-    assert served_dtype("auto") == "float32"
-    assert served_dtype("bfloat16") == "bfloat16"
+@pytest.mark.parametrize(
+    ("isa", "dtype"), [("avx512", "bfloat16"), ("avx2", "float32"), ("portable", "float32")]
+)
+def test_auto_precision_is_what_the_cpu_computes_fast(
+    monkeypatch: pytest.MonkeyPatch, isa: str, dtype: str
+) -> None:
+    if not next(level for level in LEVELS if level.name == isa).features <= cpu_features():
+        pytest.skip(f"this CPU doesn't run {isa}")
+    monkeypatch.setenv("TANDEM_CPU_ISA", isa)
+    assert served_dtype("auto") == dtype
+    assert served_dtype("float32") == "float32"

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 
 #include "simd_math.h"
 
@@ -53,33 +54,34 @@ inline void for_each_reaching(const float* values, std::int64_t size, const floa
 class ExactSum {
  public:
   void add(Floats values) {
-    float lanes[kLanes];
-    store(lanes, values);
-    for (int i = 0; i < kLanes; ++i) sums_[i] += static_cast<double>(lanes[i]);
+    HalfFloats halves[2];
+    std::memcpy(halves, &values, sizeof values);
+    for (int i = 0; i < 2; ++i) sums_[i] += __builtin_convertvector(halves[i], Doubles);
   }
-  void add(float value) { sums_[0] += static_cast<double>(value); }
+  void add(float value) { sums_[0][0] += static_cast<double>(value); }
   double total() const {
+    const Doubles both = sums_[0] + sums_[1];
     double total = 0;
-    for (const double sum : sums_) total += sum;
+    for (int lane = 0; lane < kLanes / 2; ++lane) total += both[lane];
     return total;
   }
 
  private:
-  double sums_[kLanes] = {};
+  using HalfFloats = float __attribute__((vector_size(2 * kLanes)));
+  using Doubles = double __attribute__((vector_size(4 * kLanes)));
+  Doubles sums_[2] = {};
 };
 
 // e^(distance / temperature) for distances <= 0, as vectors and one at a time with the same bits.
 class Weigh {
  public:
   Weigh(float best, float temperature)
-      : best_(broadcast(best)), temperature_(broadcast(temperature)) {}
-  Floats operator()(Floats logits) const {
-    return exp2_of((logits - best_) / temperature_ * broadcast(kLog2E));
-  }
+      : best_(broadcast(best)), scale_(broadcast(kLog2E / temperature)) {}
+  Floats operator()(Floats logits) const { return exp2_of((logits - best_) * scale_); }
   float operator()(float logit) const { return (*this)(broadcast(logit))[0]; }
 
  private:
-  Floats best_, temperature_;
+  Floats best_, scale_;
 };
 
 }  // namespace tandem
