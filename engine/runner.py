@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from tandem_kernels.interface import AttentionMeta
+from tandem_kernels import AttentionMeta, StepProgram
 
 from engine.batch import StepInput
 from engine.profile_ranges import profile_ranges
@@ -31,6 +31,16 @@ class ModelRunner:
         self._device = device
         self._on_cpu = device.type == "cpu"
         self._range = profile_ranges()
+
+    @property
+    def dtype(self) -> str:
+        """The type that the model computes in."""
+        return str(self._model.dtype).removeprefix("torch.")
+
+    @property
+    def program(self) -> StepProgram:
+        """What computes the layers, for those who measure it."""
+        return self._model.program
 
     def execute(self, step: StepInput, rows: list[SampleRow]) -> list[Sampled]:
         """One token for each row, in order. Rows may share logits, as choices of one prompt do."""

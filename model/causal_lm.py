@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tandem_kernels import AttentionMeta, Decoder, Kernels, LayerCache
+from tandem_kernels import AttentionMeta, Decoder, Kernels, LayerCache, StepProgram
 from torch import Tensor
 
 from kv_cache.storage import KVStorage
@@ -39,7 +39,12 @@ class CausalLM:
         self._caches: list[LayerCache] = []
         # Ranks must meet within a layer, which one call for all layers cannot do
         program = kernels.program(decoder) if tp.size == 1 else None
-        self._program = program or OpByOp(decoder, kernels, tp, vocab_size=vocab_size)
+        self._program: StepProgram = program or OpByOp(decoder, kernels, tp, vocab_size=vocab_size)
+
+    @property
+    def program(self) -> StepProgram:
+        """What computes the layers."""
+        return self._program
 
     @property
     def window(self) -> int | None:
