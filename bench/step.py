@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bench.report import SCHEMA_VERSION, MachineReport
 
@@ -53,8 +53,12 @@ class DecodeCase:
     """The forward pass by kind of operation, means; empty where kernels don't tell."""
     read_bytes: int
     """Weights and KV that a step has to read."""
-    mbu: float
+    mbu: float = 0.0
     """Read bytes / step time / measured bandwidth."""
+
+    def against(self, limits: Roofline) -> DecodeCase:
+        """With its share of what the machine reads."""
+        return replace(self, mbu=self.read_bytes / self.step_s / limits.read_bytes_per_s)
 
     @property
     def scheduling_share(self) -> float:
@@ -72,8 +76,12 @@ class PrefillCase:
     tokens_per_s: float
     operations: float
     """Floating-point (or integer) operations of linear layers and causal attention."""
-    mfu: float
+    mfu: float = 0.0
     """Operations / time / measured matmul rate."""
+
+    def against(self, limits: Roofline) -> PrefillCase:
+        """With its share of what the machine multiplies."""
+        return replace(self, mfu=self.operations / self.prompt_s / limits.matmul_ops_per_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from bench.offline import offline_config
-from bench.peaks import measure_roofline
+from bench.peaks import best_of, measure_roofline
 from bench.progress import Progress
 from bench.stats import median
 from bench.step import (
     PARTS,
     DecodeCase,
     PrefillCase,
+    Roofline,
     StepPlanOptions,
     StepReport,
 )
@@ -45,10 +46,9 @@ class StepBench:
         self._limit = model_len(config, self._card)
         self._config = _sized(config, self._card, plan, self._limit)
         engine = build_engine(self._config, self._card, num_sharers=1, progress=progress)
-        progress("measuring what the machine can do")
         self._steps = StepEngine(engine, self._config, clock)
-        kind = "int8" if config.model.quantization == "w8a8" else engine.runner.dtype
-        self._roofline = measure_roofline(engine.device, kind, clock)
+        self._kind = "int8" if config.model.quantization == "w8a8" else engine.runner.dtype
+        self._before = self._measure_roofline()
         self._weight_bytes = weight_bytes(self._card, config.model, engine.runner.dtype)
         self._how = SamplingParams(max_tokens=1, temperature=plan.temperature, top_p=plan.top_p)
 
@@ -57,9 +57,20 @@ class StepBench:
         skipped: list[str] = []
         decode = tuple(self._decode_cases(skipped))
         prefill = tuple(self._prefill_cases(skipped))
+        limits = best_of(self._before, self._measure_roofline())
         return StepReport(
-            self._card.name, settings, self._roofline, decode, prefill, tuple(skipped)
+            self._card.name,
+            settings,
+            limits,
+            tuple(case.against(limits) for case in decode),
+            tuple(case.against(limits) for case in prefill),
+            tuple(skipped),
         )
+
+    def _measure_roofline(self) -> Roofline:
+        """Before the cases and after them, since other processes may be there for a while."""
+        self._progress("measuring what the machine can do")
+        return measure_roofline(self._steps.engine.device, self._kind, self._clock)
 
     def _decode_cases(self, skipped: list[str]) -> Iterator[DecodeCase]:
         pool = self._steps.engine.pool
@@ -90,19 +101,17 @@ class StepBench:
             forward = {k: ns * 1e-9 / len(taken) for k, ns in program.timings().items()}
             program.stop_timings()
         steps.cancel_all()
-        step_s = median([times.step_s for times in taken])
-        read_bytes = self._weight_bytes + kv_bytes(steps.engine.spec, batch, context)
+        kv = kv_bytes(steps.engine.spec, batch, context)
         return DecodeCase(
             batch=batch,
             context=context,
             num_steps=len(taken),
-            step_s=step_s,
+            step_s=median([times.step_s for times in taken]),
             fastest_step_s=min(times.step_s for times in taken),
             parts_s={name: median([times.parts_s[name] for times in taken]) for name in PARTS},
             publish_s=median([times.publish_s for times in taken]),
             forward_s=forward,
-            read_bytes=read_bytes,
-            mbu=read_bytes / step_s / self._roofline.read_bytes_per_s,
+            read_bytes=self._weight_bytes + kv,
         )
 
     def _steps_for_a_while(self, most: int) -> list[StepTimes]:
@@ -128,14 +137,12 @@ class StepBench:
         while self._clock.now() < ends_s:
             taken.append(self._prompt_s(prompt_len))
         prompt_s = median([seconds for seconds, _ in taken])
-        operations = prompt_operations(self._card, prompt_len)
         return PrefillCase(
             prompt_len=prompt_len,
             num_chunks=taken[0][1],
             prompt_s=prompt_s,
             tokens_per_s=prompt_len / prompt_s,
-            operations=operations,
-            mfu=operations / prompt_s / self._roofline.matmul_ops_per_s,
+            operations=prompt_operations(self._card, prompt_len),
         )
 
     def _prompt_s(self, prompt_len: int) -> tuple[float, int]:

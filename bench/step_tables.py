@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
-from bench.step import PARTS, StepReport
+from bench.step import PARTS, DecodeCase, StepReport
 
 
 def decode_table(report: StepReport) -> Table:
@@ -34,24 +34,28 @@ def decode_table(report: StepReport) -> Table:
 
 
 def breakdown_table(report: StepReport) -> Table:
-    """Milliseconds by part; what is beside the next step isn't part of the sum."""
-    table = Table(title="Parts of a decode step, ms")
-    for heading in ("batch", "context", *PARTS, "beside"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for case in report.decode:
-        parts = (_ms(case.parts_s[name]) for name in PARTS)
-        table.add_row(str(case.batch), str(case.context), *parts, _ms(case.publish_s))
+    """Milliseconds by part, and of what is beside the next step; one column a case."""
+    table = _table_of_cases("Parts of a decode step, ms", report.decode)
+    for name in PARTS:
+        table.add_row(name, *(_ms(case.parts_s[name]) for case in report.decode))
+    table.add_row("(publish)", *(_ms(case.publish_s) for case in report.decode))
     return table
 
 
 def forward_table(report: StepReport) -> Table:
-    """Shares of the forward pass by kind of operation."""
-    names = list(dict.fromkeys(name for case in report.decode for name in case.forward_s))
-    table = Table(title="The forward pass by operation")
-    for heading in ("batch", "context", *names):
-        table.add_column(heading, justify="right")
-    for case in report.decode:
-        table.add_row(str(case.batch), str(case.context), *_shares(case.forward_s, names))
+    """Shares of the forward pass by kind of operation; one column a case."""
+    table = _table_of_cases("The forward pass by operation", report.decode)
+    names = dict.fromkeys(name for case in report.decode for name in case.forward_s)
+    for name in names:
+        table.add_row(name, *(_share(case.forward_s, name) for case in report.decode))
+    return table
+
+
+def _table_of_cases(title: str, cases: Sequence[DecodeCase]) -> Table:
+    table = Table(title=title, caption="Columns: batch x context.")
+    table.add_column("")
+    for case in cases:
+        table.add_column(f"{case.batch}x{case.context}", justify="right")
     return table
 
 
@@ -74,13 +78,12 @@ def prefill_table(report: StepReport) -> Table:
     return table
 
 
-def _shares(seconds: Mapping[str, float], names: list[str]) -> list[str]:
-    total = sum(seconds.values())
-    return [f"{seconds[name] / total:.1%}" if total else "-" for name in names]
+def _share(seconds: Mapping[str, float], name: str) -> str:
+    return f"{seconds[name] / sum(seconds.values()):.1%}" if name in seconds else "-"
 
 
 def _ms(seconds: float) -> str:
-    return f"{seconds * 1000:.3f}"
+    return f"{seconds * 1000:.3f}" if seconds < 0.1 else f"{seconds * 1000:.1f}"
 
 
 def _settings(report: StepReport) -> str:

@@ -154,9 +154,9 @@ class DecodeRole:
         scheduler = self._scheduler
         return LoadReport(
             num_waiting=len(scheduler.waiting),
-            num_running=sum(len(s.choices) for s in [*scheduler.running, *scheduler.importing]),
+            num_running=sum([len(s.choices) for s in [*scheduler.running, *scheduler.importing]]),
             waiting_prefill_tokens=sum(
-                s.num_uncomputed for s in [*scheduler.running, *scheduler.waiting]
+                [s.num_uncomputed for s in [*scheduler.running, *scheduler.waiting]]
             ),
             kv_blocks=self.pool.blocks_by_state(),
             num_promised_blocks=scheduler.num_promised_blocks,

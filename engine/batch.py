@@ -34,30 +34,58 @@ class StepInput:
 
 def flatten(plan: StepPlan, block_size: int) -> StepInput:
     """Arrays for `plan`. Every chunk's blocks must have been allocated."""
+    if plan.num_decode == len(plan.chunks):
+        return _flatten_decode(plan, block_size)
     chunks = plan.chunks
+    lengths = np.array([c.num_tokens for c in chunks], dtype=np.int32)
     starts = np.array([c.sequence.num_computed for c in chunks], dtype=np.int32)
+    query_starts = np.zeros(len(chunks) + 1, dtype=np.int32)
+    np.cumsum(lengths, out=query_starts[1:])
+    row_of_token = np.repeat(np.arange(len(chunks)), lengths)
+    offsets = np.arange(query_starts[-1]) - query_starts[row_of_token]
+    positions = offsets.astype(np.int64) + starts[row_of_token]
     tables = _block_tables(chunks)
-    if plan.num_decode == len(chunks):  # one token each: rows and tokens are the same
-        query_starts = np.arange(len(chunks) + 1, dtype=np.int32)
-        row_of_token = query_starts[:-1]
-        context_lens, positions = starts + np.int32(1), starts.astype(np.int64)
-    else:
-        lengths = np.array([c.num_tokens for c in chunks], dtype=np.int32)
-        query_starts = np.zeros(len(chunks) + 1, dtype=np.int32)
-        np.cumsum(lengths, out=query_starts[1:])
-        row_of_token = np.repeat(np.arange(len(chunks), dtype=np.int32), lengths)
-        offsets = np.arange(query_starts[-1]) - query_starts[row_of_token]
-        context_lens, positions = starts + lengths, offsets + starts[row_of_token]
     blocks = tables[row_of_token, positions // block_size].astype(np.int64)
     sampled = [row for row, chunk in enumerate(chunks) if chunk.sample_choices]
     return StepInput(
         token_ids=_token_ids(plan),
         positions=positions,
         query_starts=query_starts,
-        context_lens=context_lens,
+        context_lens=starts + lengths,
         block_tables=tables,
         slot_mapping=blocks * block_size + positions % block_size,
-        logits_rows=query_starts[1:][sampled].astype(np.int64) - 1,
+        logits_rows=(query_starts[1:][sampled] - 1).astype(np.int64),
+        num_decode=plan.num_decode,
+    )
+
+
+def _flatten_decode(plan: StepPlan, block_size: int) -> StepInput:
+    """One token each: rows and tokens are the same.
+
+    Between two steps the model has pushed everything out of the CPU's caches, so that the first
+    use of any function costs microseconds: plain loops and one array are faster than many arrays.
+    """
+    token_ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    sampled: list[int] = []
+    for row, (sequence, _, choices) in enumerate(plan.chunks):
+        position = sequence.num_computed
+        block = sequence.block_table[position // block_size]
+        token_ids.append(sequence.token_ids[position])
+        positions.append(position)
+        slots.append(block * block_size + position % block_size)
+        if choices:
+            sampled.append(row)
+    columns = np.array((token_ids, positions, slots), dtype=np.int64)  # [3, n]
+    return StepInput(
+        token_ids=columns[0],
+        positions=columns[1],
+        query_starts=np.arange(len(positions) + 1, dtype=np.int32),
+        context_lens=np.array([position + 1 for position in positions], dtype=np.int32),
+        block_tables=_block_tables(plan.chunks),
+        slot_mapping=columns[2],
+        logits_rows=np.array(sampled, dtype=np.int64),
         num_decode=plan.num_decode,
     )
 
@@ -77,7 +105,7 @@ def sample_rows(plan: StepPlan, eos_token_ids: tuple[int, ...]) -> list[SampleRo
 
 def _block_tables(chunks: tuple[PlannedChunk, ...]) -> Int32:
     views = [c.sequence.block_table.view() for c in chunks]
-    tables = np.zeros((len(chunks), max(len(v) for v in views)), dtype=np.int32)
+    tables = np.zeros((len(chunks), max(map(len, views))), dtype=np.int32)
     for row, view in enumerate(views):
         tables[row, : len(view)] = view
     return np.maximum(tables, 0, out=tables)
@@ -85,8 +113,6 @@ def _block_tables(chunks: tuple[PlannedChunk, ...]) -> Int32:
 
 def _token_ids(plan: StepPlan) -> Int64:
     decode = [c.sequence.token_ids[c.sequence.num_computed] for c in plan.chunks[: plan.num_decode]]
-    if plan.num_decode == len(plan.chunks):
-        return np.array(decode, dtype=np.int64)
     parts = [np.array(decode, dtype=np.int64)]
     for chunk in plan.chunks[plan.num_decode :]:
         start = chunk.sequence.num_computed

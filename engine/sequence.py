@@ -64,6 +64,9 @@ class BlockTable:
     def __len__(self) -> int:
         return self._size
 
+    def __getitem__(self, index: int) -> int:
+        return int(self._buffer[index])
+
     def extend(self, blocks: Seq[int]) -> None:
         needed = self._size + len(blocks)
         if needed > len(self._buffer):

@@ -65,17 +65,21 @@ def pack_row(logits_row: int, choice: int, position: int, seen: tuple[int, int, 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Choices:
-    """What was drawn for n rows."""
+    """What was drawn for n rows. Arrays are valid until the next call."""
 
     token_ids: list[int]
     """-1 where the logits have no finite maximum."""
-    logprobs: Float32  # [n]
-    top_ids: Int32  # [n, max_top], best first
-    top_logprobs: Float32  # [n, max_top]
+    logprobs: Float32  # [n or more]
+    top_ids: Int32  # [n or more, max_top], best first
+    top_logprobs: Float32  # [n or more, max_top]
 
 
 class CpuSampling:
-    """Draws tokens on this process's compute threads. A row's result depends on that row alone."""
+    """Draws tokens on this process's compute threads. A row's result depends on that row alone.
+
+    One thread at a time may use it. Results go to memory that is kept: between two steps the model
+    has pushed Python out of the CPU's caches, and every allocation and address costs microseconds.
+    """
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._sample = library["tandem_sample"]
@@ -85,26 +89,46 @@ class CpuSampling:
             *(pointer, pointer, pointer, pointer, number),
         )
         self._sample.restype = None
+        self._results = _Results(64, 0)
 
     def __call__(self, logits: Tensor, rows: bytes, num_rows: int, max_top: int) -> Choices:
         """`logits` is float32 [R, vocab]; `rows` are `num_rows` packed ones, who want at most
         `max_top` alternatives each."""
         assert logits.dtype == torch.float32 and logits.stride(1) == 1
         assert len(rows) == num_rows * (_ROW.size + _PARAMS.size)
-        token_ids = np.empty(num_rows, dtype=np.int64)
-        logprobs = np.empty(num_rows, dtype=np.float32)
-        top_ids = np.empty((num_rows, max_top), dtype=np.int32)
-        top_logprobs = np.empty((num_rows, max_top), dtype=np.float32)
+        if num_rows > self._results.num_rows or max_top != self._results.max_top:
+            self._results = _Results(max(num_rows, self._results.num_rows), max_top)
+        results = self._results
+        stride, vocab_size = logits.stride(0), logits.shape[1]
         self._sample(
-            logits.data_ptr(),
-            logits.stride(0),
-            logits.shape[1],
-            rows,
-            num_rows,
-            token_ids.ctypes.data,
-            logprobs.ctypes.data,
-            top_ids.ctypes.data,
-            top_logprobs.ctypes.data,
-            max_top,
+            logits.data_ptr(), stride, vocab_size, rows, num_rows, *results.addresses, max_top
         )
-        return Choices(token_ids.tolist(), logprobs, top_ids, top_logprobs)
+        return Choices(
+            results.token_ids[:num_rows].tolist(),
+            results.logprobs,
+            results.top_ids,
+            results.top_logprobs,
+        )
+
+
+class _Results:
+    """Room for what a call writes, and where it is."""
+
+    __slots__ = (
+        "addresses",
+        "logprobs",
+        "max_top",
+        "num_rows",
+        "token_ids",
+        "top_ids",
+        "top_logprobs",
+    )
+
+    def __init__(self, num_rows: int, max_top: int) -> None:
+        self.num_rows, self.max_top = num_rows, max_top
+        self.token_ids = np.zeros(num_rows, dtype=np.int64)
+        self.logprobs = np.zeros(num_rows, dtype=np.float32)
+        self.top_ids = np.zeros((num_rows, max_top), dtype=np.int32)
+        self.top_logprobs = np.zeros((num_rows, max_top), dtype=np.float32)
+        arrays = (self.token_ids, self.logprobs, self.top_ids, self.top_logprobs)
+        self.addresses = tuple(array.ctypes.data for array in arrays)
