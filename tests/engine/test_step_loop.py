@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from fakes_engine import FakeExecutor, reference_output
 from fakes_pair import MemoryTransfers, attempt
@@ -50,7 +51,13 @@ class Gate:
 
 
 class Harness:
-    def __init__(self, executor: Executor | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        executor: Executor | None = None,
+        clock: Clock | None = None,
+        on_token: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._on_token = on_token
         self.fake = FakeExecutor(32, 4)
         pool = BlockPool(32, 4)
         limits = Limits(100, 1000, 32, 4, 10)
@@ -73,9 +80,14 @@ class Harness:
             block_size=4,
             eos_token_ids=(),
             clock=clock or Clock(),
-            publish=self.events.extend,
+            publish=self._publish,
             on_failure=self._on_failure,
         )
+
+    def _publish(self, events: list[WorkerEvent]) -> None:
+        self.events += events
+        if any(isinstance(event, TokenEvent) for event in events):
+            self._on_token()
 
     def _on_failure(self, error: BaseException) -> None:
         self.failures.append(error)
@@ -193,4 +205,35 @@ def test_a_cancel_behind_its_attempt_leaves_nothing_unfinished() -> None:
     house.wait_idle()
     assert house.loop.num_unfinished == 0
     assert house.tokens("a") == []
+    assert house.loop.stop(WAIT_S)
+
+
+def test_a_steps_tokens_are_told_while_the_next_step_computes() -> None:
+    """The executor waits in its second step until the first one's token has been published."""
+    fake = FakeExecutor(32, 4)
+    told = threading.Event()
+
+    class Waiting:
+        def execute(self, step: StepInput, rows: list[SampleRow]) -> list[Sampled]:
+            if fake.num_steps == 1:
+                assert told.wait(WAIT_S)
+            return fake.execute(step, rows)
+
+    house = Harness(Waiting(), on_token=told.set)
+    house.loop.post(Submit(attempt("a", range(4), max_tokens=3)))
+    house.loop.start()
+    house.wait_idle()
+    assert house.tokens("a") == reference_output(range(4), 3, 7, 0)
+    assert house.loop.stop(WAIT_S)
+
+
+def test_what_escapes_while_telling_ends_the_loop() -> None:
+    def lost() -> None:
+        raise ConnectionError("nobody hears")
+
+    house = Harness(on_token=lost)
+    house.loop.start()
+    house.loop.post(Submit(attempt("a", range(4), max_tokens=50)))
+    assert house.failed.wait(WAIT_S)
+    assert [str(e) for e in house.failures] == ["nobody hears"]
     assert house.loop.stop(WAIT_S)
