@@ -32,7 +32,7 @@ class Roofline:
     read_bytes_per_s: float
     matmul_ops_per_s: float
     matmul_type: str
-    """`bfloat16`, `float32`, or `int8`."""
+    """A dtype, or the weights' format: `int8`, `int4`, `w8a8`."""
 
 
 @dataclass(frozen=True, slots=True)

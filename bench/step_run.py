@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from bench.offline import offline_config
-from bench.peaks import best_of, measure_roofline
+from bench.peaks import Peaks, best_of
 from bench.progress import Progress
 from bench.stats import median
 from bench.step import (
@@ -47,7 +47,9 @@ class StepBench:
         self._config = _sized(config, self._card, plan, self._limit)
         engine = build_engine(self._config, self._card, num_sharers=1, progress=progress)
         self._steps = StepEngine(engine, self._config, clock)
-        self._kind = "int8" if config.model.quantization == "w8a8" else engine.runner.dtype
+        scheme = config.model.quantization
+        kind = engine.runner.dtype if scheme in ("none", "auto") else scheme
+        self._peaks = Peaks(engine.device, kind, clock)
         self._before = self._measure_roofline()
         self._weight_bytes = weight_bytes(self._card, config.model, engine.runner.dtype)
         self._how = SamplingParams(max_tokens=1, temperature=plan.temperature, top_p=plan.top_p)
@@ -70,7 +72,7 @@ class StepBench:
     def _measure_roofline(self) -> Roofline:
         """Before the cases and after them, since other processes may be there for a while."""
         self._progress("measuring what the machine can do")
-        return measure_roofline(self._steps.engine.device, self._kind, self._clock)
+        return self._peaks.measure()
 
     def _decode_cases(self, skipped: list[str]) -> Iterator[DecodeCase]:
         pool = self._steps.engine.pool

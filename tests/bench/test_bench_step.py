@@ -5,13 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from fakes_tiny_model import llama
 from typer.testing import CliRunner
 
 from bench.cli import app
+from bench.peaks import Peaks, best_of
 from bench.report import read_json
-from bench.step import PARTS, StepReport
+from bench.step import PARTS, Roofline, StepReport
 from bench.step_costs import kv_bytes, prompt_operations, weight_bytes
+from core.clock import MonotonicClock
 from core.config import load_config
 from core.errors import ConfigError
 from core.kv_spec import KVGroup, KVSpec
@@ -32,13 +35,6 @@ def card(directory: Path) -> ModelCard:
     return load_card(ModelSource("huggingface", directory, "tiny"))
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Peaks of a small product, and short cases: nothing here looks at a time."""
-    monkeypatch.setattr("bench.peaks._READ_BYTES", 1 << 20)
-    monkeypatch.setattr("bench.peaks._SIZE", 64)
-
-
 def run(directory: Path, *arguments: str) -> tuple[StepReport, str]:
     json_file = directory / "step.json"
     fixed = ["step", "--model", str(directory), "--threads", "1", "--json", str(json_file)]
@@ -47,7 +43,7 @@ def run(directory: Path, *arguments: str) -> tuple[StepReport, str]:
     return read_json(json_file, StepReport), result.stdout
 
 
-def test_every_case_is_measured_and_taken_apart(directory: Path, small: None) -> None:
+def test_every_case_is_measured_and_taken_apart(directory: Path) -> None:
     cases = ["--batch", "1,5", "--context", "20,70", "--prompt-len", "30"]
     report, shown = run(directory, *cases, "--breakdown")
     assert [(case.batch, case.context) for case in report.decode] == [
@@ -65,7 +61,7 @@ def test_every_case_is_measured_and_taken_apart(directory: Path, small: None) ->
     assert "Parts of a decode step" in shown and "Prefill" in shown
 
 
-def test_contexts_are_cut_and_what_does_not_fit_is_said(directory: Path, small: None) -> None:
+def test_contexts_are_cut_and_what_does_not_fit_is_said(directory: Path) -> None:
     settings = ["--set", "cache.num_blocks=30", "--prompt-len", "256", "--batch", "1,3"]
     report, shown = run(directory, *settings, "--context", "8192", "--temperature", "0.8")
     assert [(case.batch, case.context) for case in report.decode] == [(1, 256 - 48)]
@@ -79,6 +75,22 @@ def test_contexts_are_cut_and_what_does_not_fit_is_said(directory: Path, small: 
 def test_a_batch_that_is_no_number_is_refused(directory: Path) -> None:
     with pytest.raises(ConfigError, match="--batch 1,x"):
         CliRunner().invoke(app, ["step", "--batch", "1,x"], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "w8a8"])
+def test_torch_tells_the_limits_where_there_are_no_kernels(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr("bench.peaks.cpu_library", lambda: None)
+    monkeypatch.setattr("bench.peaks._READ_BYTES", 1 << 20)
+    monkeypatch.setattr("bench.peaks._SIZE", 64)
+    limits = Peaks(torch.device("cpu"), kind, MonotonicClock()).measure()
+    assert limits.read_bytes_per_s > 0 and limits.matmul_ops_per_s > 0
+    assert limits.matmul_type == kind
+    faster = Roofline(limits.read_bytes_per_s * 2, 0.0, kind)
+    assert best_of(limits, faster) == Roofline(
+        faster.read_bytes_per_s, limits.matmul_ops_per_s, kind
+    )
 
 
 def test_weights_are_counted_once_and_by_their_precision(card: ModelCard) -> None:
