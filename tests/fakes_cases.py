@@ -33,6 +33,7 @@ SETTINGS = (
     "router.http_port=0",
     "router.grpc_port=0",
     "parallel.num_threads=1",
+    "model.dtype=float32",
     "scheduler.max_num_seqs=16",
     "cache.num_blocks=1024",
     # Every change of a pool is seen at once.

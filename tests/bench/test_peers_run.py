@@ -59,8 +59,10 @@ def measure(
     plan = PeersPlan(contenders, WORKLOADS, setting, directory / "logs", repeats)
     steps: list[str] = []
     run = PeersRun(plan, results, LoopTimer(MonotonicClock()), steps.append)
+    before = set(tree(os.getpid()))
     asyncio.run(run.run())
-    assert not [pid for pid in tree(os.getpid())[1:] if process_memory(pid)], "a server is left"
+    started = set(tree(os.getpid())) - before
+    assert not [pid for pid in started if process_memory(pid)], "a server is left"
     return run, results, steps
 
 
