@@ -85,7 +85,12 @@ def peer(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
         *QUICK,
     ]
     config = settings(model, *shared)
-    by_hand = [*shared, f"scheduler.prefill_chunk_tokens={SMALL_CHUNK}", "cache.num_blocks=1024"]
+    by_hand = [
+        *shared,
+        "model.dtype=float32",
+        f"scheduler.prefill_chunk_tokens={SMALL_CHUNK}",
+        "cache.num_blocks=1024",
+    ]
     command = tandem("prefill-worker", str(model), "--id", STOPPED)
     command += [word for setting in by_hand for word in ("--set", setting)]
     with child(command) as process, case_house(config, prefill=0) as house:
