@@ -11,7 +11,7 @@ from bench.options import JsonOption, SetOption
 from bench.progress import show_progress
 from bench.report import write_json
 from bench.step import StepPlanOptions, StepReport
-from bench.step_tables import breakdown_table, decode_table, forward_table, prefill_table
+from bench.step_tables import breakdown_tables, decode_table, forward_tables, prefill_table
 from bench.tandem_server import parse_settings
 from core.clock import MonotonicClock
 from core.errors import ConfigError
@@ -69,9 +69,8 @@ def show(report: StepReport, *, breakdown: bool) -> None:
     if report.decode:
         console.print(decode_table(report))
     if breakdown:
-        console.print(breakdown_table(report))
-        if any(case.forward_s for case in report.decode):
-            console.print(forward_table(report))
+        for table in (*breakdown_tables(report), *forward_tables(report)):
+            console.print(table)
     if report.prefill:
         console.print(prefill_table(report))
     for reason in report.skipped:

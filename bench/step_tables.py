@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.table import Table
 
@@ -33,29 +33,37 @@ def decode_table(report: StepReport) -> Table:
     return table
 
 
-def breakdown_table(report: StepReport) -> Table:
-    """Milliseconds by part, and of what is beside the next step; one column a case."""
-    table = _table_of_cases("Parts of a decode step, ms", report.decode)
-    for name in PARTS:
-        table.add_row(name, *(_ms(case.parts_s[name]) for case in report.decode))
-    table.add_row("(publish)", *(_ms(case.publish_s) for case in report.decode))
-    return table
+def breakdown_tables(report: StepReport) -> Iterator[Table]:
+    """Milliseconds by part, and of what is beside the next step: a table for each context."""
+    for context, cases in _by_context(report):
+        table = _table_of_batches(f"Parts of a decode step, ms, context {context}", cases)
+        for name in PARTS:
+            table.add_row(name, *(_ms(case.parts_s[name]) for case in cases))
+        table.add_row("(publish)", *(_ms(case.publish_s) for case in cases))
+        yield table
 
 
-def forward_table(report: StepReport) -> Table:
-    """Shares of the forward pass by kind of operation; one column a case."""
-    table = _table_of_cases("The forward pass by operation", report.decode)
-    names = dict.fromkeys(name for case in report.decode for name in case.forward_s)
-    for name in names:
-        table.add_row(name, *(_share(case.forward_s, name) for case in report.decode))
-    return table
+def forward_tables(report: StepReport) -> Iterator[Table]:
+    """Shares of the forward pass by kind of operation, where kernels tell: one for each context."""
+    for context, cases in _by_context(report):
+        names = dict.fromkeys(name for case in cases for name in case.forward_s)
+        table = _table_of_batches(f"The forward pass by operation, context {context}", cases)
+        for name in names:
+            table.add_row(name, *(_share(case.forward_s, name) for case in cases))
+        if names:
+            yield table
 
 
-def _table_of_cases(title: str, cases: Sequence[DecodeCase]) -> Table:
-    table = Table(title=title, caption="Columns: batch x context.")
-    table.add_column("")
+def _by_context(report: StepReport) -> Iterator[tuple[int, list[DecodeCase]]]:
+    for context in dict.fromkeys(case.context for case in report.decode):
+        yield context, [case for case in report.decode if case.context == context]
+
+
+def _table_of_batches(title: str, cases: Sequence[DecodeCase]) -> Table:
+    table = Table(title=title)
+    table.add_column("batch")
     for case in cases:
-        table.add_column(f"{case.batch}x{case.context}", justify="right")
+        table.add_column(str(case.batch), justify="right")
     return table
 
 
