@@ -7,8 +7,10 @@ An int8 scale is the row's largest weight over 127. For int4 the grid from a gro
 largest weight is only the start: outliers make it coarse. So several grids are tried, narrower and
 wider, each with the scale and offset that fit its rounded values best (weighted least squares, in
 closed form), and the one of least squared error is kept: the search of ggml's k-quants
-(`make_qkx2_quants` in ggml-quants.c), here over all groups of a slab at once. Weights that lie on
-such a grid already, as those of a Q4_1 file do, come out as they went in.
+(`make_qkx2_quants` in ggml-quants.c), here over all groups of a slab at once. Scales and offsets
+are numbers of float16, so that kernels can store them in two bytes, and the values are those
+nearest on that grid. Weights that lie on such a grid already, as those of a Q4_1 file do, come out
+as they went in.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ _TRIED_STEPS = (14.4, 15.6, 16.4)
 _EXACT = 1e-6
 # Below it, steps per unit would leave float32.
 _SMALLEST_SPAN = 1e-30
+# float16's smallest number.
+_SMALLEST_SCALE = 2.0**-24
 # Of a slab of rows, so that its temporaries stay in the second-level cache.
 _SLAB_ELEMENTS = 1 << 17
 
@@ -103,22 +107,24 @@ class _Groups:
         self._w = w
 
     def best_grid(self) -> tuple[Tensor, Tensor]:
-        """Scales and offsets [n] of the least squared error of those tried."""
-        scale, offset, error = self._fit(float(INT4_MAX))
-        if bool((error <= _EXACT * self._variance).all()):
-            return scale, offset
-        for steps in _TRIED_STEPS:
-            other_scale, other_offset, other_error = self._fit(steps)
-            better = other_error < error
-            scale = torch.where(better, other_scale, scale)
-            offset = torch.where(better, other_offset, offset)
-            error = torch.minimum(error, other_error)
-        return scale, offset
+        """Scales and offsets [n], of float16, of the least squared error of those tried."""
+        scale, mean_q, error = self._fit(float(INT4_MAX))
+        if not bool((error <= _EXACT * self._variance).all()):
+            for steps in _TRIED_STEPS:
+                other_scale, other_mean_q, other_error = self._fit(steps)
+                better = other_error < error
+                scale = torch.where(better, other_scale, scale)
+                mean_q = torch.where(better, other_mean_q, mean_q)
+                error = torch.minimum(error, other_error)
+        scale = _of_float16(scale).clamp_min(_SMALLEST_SCALE)
+        # Through both means still: what the scale's rounding turns, the offset makes up for
+        return scale, _of_float16(self._mean - scale * mean_q)
 
     def _fit(self, steps: float) -> tuple[Tensor, Tensor, Tensor]:
-        """The line that fits w best over its values rounded on a grid, and its squared error.
+        """The line that fits w best over its values q rounded on a grid.
 
-        Its slope is cov(q, w) / var(q), and it goes through both means.
+        -> its slope cov(q, w) / var(q), the mean of q, which it passes at the mean of w, and its
+        squared error.
         """
         q = _nearest(self._w, self._low, steps / self._span)
         weighted_q = self._weighted(q)
@@ -127,7 +133,7 @@ class _Groups:
         cov = weighted_q.mul_(self._centred).mean(0)
         # Groups of one weight over and over have no slope
         scale = torch.where(cov > 0, cov / var_q, self._span / steps)
-        return scale, self._mean - scale * mean_q, self._variance - cov * scale
+        return scale, mean_q, self._variance - cov * scale
 
     def _weighted(self, x: Tensor) -> Tensor:
         return x if self._weighting is None else x * self._weighting
@@ -135,3 +141,9 @@ class _Groups:
 
 def _nearest(w: Tensor, offset: Tensor, steps_per_unit: Tensor) -> Tensor:
     return (w - offset).mul_(steps_per_unit).round_().clamp_(0, INT4_MAX)
+
+
+def _of_float16(x: Tensor) -> Tensor:
+    """The nearest numbers of float16; those beyond its range stay as they are."""
+    rounded = x.half().float()
+    return torch.where(rounded.isfinite(), rounded, x)
