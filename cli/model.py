@@ -51,13 +51,14 @@ def info(
 ) -> None:
     """Show parameters, KV bytes per token, and how much fits into a given memory.
 
-    Precision and lengths follow the settings (model.dtype, model.max_model_len, cache.block_size,
-    cache.kv_cache_dtype).
+    Precision and lengths follow the settings (model.dtype, model.quantization, model.max_model_len,
+    cache.block_size, cache.kv_cache_dtype).
     """
     from cli.fetch import fetch_card
     from cli.model_info import info_text, served_dtype
     from cli.sizes import parse_size
     from text.memory_plan import plan_memory
+    from text.weight_bytes import served_weights
 
     memory_bytes = parse_size(memory)
     config = load(file, settings, model__model=model)
@@ -65,11 +66,12 @@ def info(
     dtype = served_dtype(config.model.dtype)
     plan = plan_memory(
         card,
+        config.model,
         memory_bytes=memory_bytes,
         block_size=config.cache.block_size,
         dtype=dtype,
         kv_cache_dtype=config.cache.kv_cache_dtype,
-        max_model_len=config.model.max_model_len,
         tensor_parallel_size=config.parallel.tensor_parallel_size,
     )
-    typer.echo(info_text(card, plan, dtype=dtype, block_size=config.cache.block_size))
+    weights = served_weights(card, config.model, dtype)
+    typer.echo(info_text(card, plan, weights=weights, block_size=config.cache.block_size))

@@ -17,15 +17,15 @@ def served_dtype(setting: str) -> str:
     return "bfloat16" if prefers_bfloat16(torch.device("cpu")) else "float32"
 
 
-def info_text(card: ModelCard, plan: MemoryPlan, *, dtype: str, block_size: int) -> str:
-    """Parameters, KV size, and what fits."""
+def info_text(card: ModelCard, plan: MemoryPlan, *, weights: str, block_size: int) -> str:
+    """Parameters, KV size, and what fits. `weights` names the precision that they are served in."""
     heads = f"{card.num_heads} heads, {card.num_kv_heads} KV heads of {card.head_dim}"
     rows = [
         ("model", card.name),
         ("files", str(card.source.path)),
         ("shape", f"{card.num_layers} layers, hidden {card.hidden_size}, {heads}"),
         ("parameters", f"{card.num_parameters:,}"),
-        ("weights", f"{size_text(plan.weight_bytes)} in {dtype}, stored as {_stored(card)}"),
+        ("weights", f"{size_text(plan.weight_bytes)} in {weights}, stored as {_stored(card)}"),
         ("longest", f"{card.max_model_len:,} tokens"),
         ("KV", f"{plan.kv_bytes_per_token:,} bytes per token in {plan.kv_dtype}"),
         ("", f"{size_text(plan.kv_bytes_per_token * block_size)} per block of {block_size}"),
