@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import typer
@@ -9,6 +10,7 @@ import typer
 from cli.options import ConfigFile, Settings, load
 
 if TYPE_CHECKING:
+    from bench.peers.memory import ProcessMemory
     from cluster.run_record import Run
 
 ANSWER_TIMEOUT_S = 2.0
@@ -16,7 +18,9 @@ EXIT_NOTHING = 1
 
 
 def status(file: ConfigFile = None, settings: Settings = None) -> None:
-    """Show every running `tandem serve` of yours: address, readiness, processes, logs.
+    """Show every running `tandem serve` of yours: address, readiness, processes, memory, logs.
+
+    Memory is that of all its processes, Ray's included, as PSS: what several share counts once.
 
     The exit status is 1 if nothing runs.
     """
@@ -27,10 +31,10 @@ def status(file: ConfigFile = None, settings: Settings = None) -> None:
     if not runs:
         typer.echo("nothing is served here")
         raise typer.Exit(EXIT_NOTHING)
-    typer.echo("\n\n".join(status_text(run, readiness(run)) for run in runs))
+    typer.echo("\n\n".join(status_text(run, readiness(run), memory_of(run)) for run in runs))
 
 
-def status_text(run: Run, state: str) -> str:
+def status_text(run: Run, state: str, memory: Sequence[ProcessMemory]) -> str:
     """One run, for a person."""
     lines = [
         f"{run.run_id}  {run.model}  {state}",
@@ -40,7 +44,18 @@ def status_text(run: Run, state: str) -> str:
         f"  logs   {run.log_dir}",
     ]
     lines += [f"  {p.name:<12} pid {p.pid:<8} {p.address}" for p in run.processes]
+    lines += [f"  {each.pss_mib:8.1f} MiB  pid {each.pid:<8} {each.name}" for each in memory]
+    lines.append(f"  {sum(each.pss_mib for each in memory):8.1f} MiB  in all")
     return "\n".join(lines)
+
+
+def memory_of(run: Run) -> tuple[ProcessMemory, ...]:
+    """All processes of a run, largest first; of a Ray that it joined, only our own."""
+    from bench.peers.memory import tree_memory
+
+    roots = (run.pid, *(process.pid for process in run.processes))
+    found = {memory.pid: memory for root in roots for memory in tree_memory(root)}
+    return tuple(sorted(found.values(), key=lambda memory: -memory.pss_mib))
 
 
 def readiness(run: Run) -> str:

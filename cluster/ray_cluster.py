@@ -2,8 +2,7 @@
 
 open     connect to Ray, or start it
 store    the actor behind the memory backend
-workers  all at once: place, load, warm up, announce
-router   last, so that it is ready when it answers
+rest     workers and router, all at once: place, load, warm up, announce
 watch    one supervisor each; `wait_failed` returns when one gives up
 close    router (lets requests end) > workers > store > Ray and its files
 """
@@ -93,8 +92,9 @@ class RayCluster:
         specs = worker_specs(self._config, num_cores=os.cpu_count() or 1)
         self._workers = [self._supervise_worker(spec, specs, store) for spec in specs]
         self._router = self._supervise_router(store)
-        await _all_or_first_error([self._start(worker) for worker in self._workers])
-        return await self._start(self._router)
+        keepers = [*self._workers, self._router]
+        *_, router = await _all_or_first_error([self._start(keeper) for keeper in keepers])
+        return router
 
     async def wait_failed(self) -> str:
         """The name of a process that is given up for good."""
@@ -130,9 +130,8 @@ class RayCluster:
         arguments = (home, config, spec.role, store, self._makers.worker)
         num_ranks = sum(each.num_ranks for each in specs)
         room = Room(
-            num_cpus=spec.num_threads,
+            num_cpus=spec.num_threads,  # Ray sets OMP_NUM_THREADS to it
             num_gpus=_gpus_per_rank(num_ranks),
-            environ=(("OMP_NUM_THREADS", str(spec.num_threads)),),
         )
         ranks = [ActorSpec(spec.worker_id, WorkerActor, arguments)] * spec.num_ranks
         return self._supervise(spec.worker_id, ranks, room)
@@ -142,7 +141,7 @@ class RayCluster:
         arguments = (home, self._config, store, self._makers.router)
         # Here, not on another machine of the cluster: this is where its address is printed.
         here: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        room = Room(num_cpus=1, environ=(("TOKENIZERS_PARALLELISM", "false"),), node=here)
+        room = Room(num_cpus=1, node=here)
         return self._supervise(ROUTER, [ActorSpec(ROUTER, RouterActor, arguments)], room)
 
     def _supervise(self, name: str, ranks: list[ActorSpec], room: Room) -> Supervisor:
@@ -168,11 +167,11 @@ def _gpus_per_rank(num_ranks: int) -> float:
     return min(1.0, int(10_000 * available / max(1, num_ranks)) / 10_000)
 
 
-async def _all_or_first_error(starts: Iterable[Awaitable[Ready]]) -> None:
+async def _all_or_first_error(starts: Iterable[Awaitable[Ready]]) -> list[Ready]:
     """Waits for all; on the first failure cancels the others and raises it."""
     tasks = [asyncio.ensure_future(start) for start in starts]
     try:
-        await asyncio.gather(*tasks)
+        return await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()

@@ -49,11 +49,10 @@ class StartRefusedError(TandemError):
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What each rank reserves, and what it finds in its environment."""
+    """What each rank reserves."""
 
     num_cpus: float
     num_gpus: float = 0.0
-    environ: tuple[tuple[str, str], ...] = ()
     node: str | None = None
     """Address of the one machine that will do; None: any."""
 
@@ -156,7 +155,7 @@ class ActorGroup:
         options = {
             "num_cpus": self._room.num_cpus,
             "num_gpus": self._room.num_gpus or None,  # 0 would hide the GPUs from what is started
-            "runtime_env": {"env_vars": dict(self._room.environ)},
+            # No runtime_env: it would cost a fresh process, and a wait for Ray's agent to be up.
             "scheduling_strategy": strategy,
             "max_restarts": 0,  # the supervisor restarts, with a new placement
         }

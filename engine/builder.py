@@ -1,8 +1,10 @@
 """Builds the engine of one rank from a configuration: model, sizes, storage, pool, runner.
 
-    weights > profile run of the largest step > how many blocks fit > storage and pool
+    weights > profile run > how many blocks fit > storage and pool
 
-The profile run is also the warm-up: after it, every code path of a step has run once.
+The profile run is also the warm-up: after it, every code path of a step has run once. On GPUs it is
+the largest step there can be. On CPUs, where that would take a second, it is one of a few rows, and
+its memory is scaled up: all of it grows with the rows at most, so that this is never too little.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from engine.compiled_sampler import CompiledSampler
 from engine.intake import Limits
 from engine.machine import (
     available_memory_bytes,
+    mark_memory,
     num_threads,
     peak_memory_bytes,
     select_device,
@@ -39,6 +42,9 @@ from model.loader import load_model
 from model.quantization.recipe import resolve_recipe
 from model.tensor_parallel import TensorParallel
 from text.card import ModelCard
+
+_WARM_UP_DECODE = 8
+_WARM_UP_CHUNK = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,18 +87,18 @@ def build_engine(
     )
     kv_dtype = resolve_kv_dtype(config.cache.kv_cache_dtype, str(dtype).removeprefix("torch."))
     spec = card.kv_spec(config.cache.block_size, kv_dtype)
-    before = peak_memory_bytes(device)
+    before = mark_memory(device)
     progress("loading weights")
     recipe = resolve_recipe(config.model, card)
     model = load_model(card, dtype=dtype, device=device, tp=TensorParallel.single(), recipe=recipe)
-    loaded = peak_memory_bytes(device)
+    loaded = mark_memory(device)
     progress("warming up")
-    _profile(config, card, spec, model)
+    scale = _profile(config, card, spec, model)
     memory = MemoryProfile(
         device_type="cuda" if device.type == "cuda" else "cpu",
         capacity_bytes=capacity,
         weights_bytes=loaded - before,
-        activation_bytes=peak_memory_bytes(device) - loaded,
+        activation_bytes=round(scale * (peak_memory_bytes(device) - loaded)),
         num_sharers=num_sharers if device.type == "cpu" else 1,
     )
     demand = Demand(
@@ -146,14 +152,20 @@ def model_len(config: Config, card: ModelCard) -> int:
     return wanted
 
 
-def _profile(config: Config, card: ModelCard, spec: KVSpec, model: CausalLM) -> None:
-    """Runs the largest step there can be, with the costliest sampling, on a storage of its own."""
-    num_decode = config.scheduler.max_num_seqs
-    chunk = min(
+def _profile(config: Config, card: ModelCard, spec: KVSpec, model: CausalLM) -> float:
+    """Runs a step with the costliest sampling on a storage of its own.
+
+    Returns how many times its memory the largest step takes at most.
+    """
+    most_decode = config.scheduler.max_num_seqs
+    longest = min(
         config.scheduler.prefill_chunk_tokens,
-        config.scheduler.max_num_batched_tokens - num_decode,
+        config.scheduler.max_num_batched_tokens - most_decode,
     )
-    chunk = max(2, min(chunk, model.max_positions))
+    longest = max(2, min(longest, model.max_positions))
+    on_cpu = model.device.type == "cpu"
+    num_decode = min(most_decode, _WARM_UP_DECODE) if on_cpu else most_decode
+    chunk = min(longest, _WARM_UP_CHUNK) if on_cpu else longest
     num_blocks = profile_blocks(num_decode, chunk, spec.block_size)
     scratch = KVStorage(
         spec, num_blocks, device=model.device, num_kv_heads_local=len(model.kv_heads)
@@ -162,6 +174,7 @@ def _profile(config: Config, card: ModelCard, spec: KVSpec, model: CausalLM) -> 
     rows = [SampleRow(params, 0, 0, None, row, ()) for row in range(num_decode + 1)]
     step = profile_step(num_decode, chunk, spec.block_size)
     _runner(card, model, scratch).execute(step, rows)
+    return max((most_decode + longest) / (num_decode + chunk), (most_decode + 1) / (num_decode + 1))
 
 
 def _runner(card: ModelCard, model: CausalLM, storage: KVStorage) -> ModelRunner:

@@ -13,6 +13,9 @@ from core.config import ParallelConfig
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
+_STATUS = Path("/proc/self/status")
+_CLEAR_REFS = Path("/proc/self/clear_refs")
+_RESET_PEAK = "5"  # of the resident set: proc(5)
 
 
 def select_device() -> torch.device:
@@ -31,25 +34,39 @@ def available_memory_bytes(device: torch.device) -> int:
     """Memory to share: a GPU's total; on CPUs what is free for use now, cgroup limits included."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    free = _meminfo_bytes("MemAvailable")
+    free = _proc_bytes(_MEMINFO, "MemAvailable")
     limit, used = _cgroup_bytes("memory.max"), _cgroup_bytes("memory.current")
     return free if limit is None or used is None else min(free, max(0, limit - used))
 
 
+def mark_memory(device: torch.device) -> int:
+    """What this process has in use on `device` now; `peak_memory_bytes` counts from here on."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return torch.cuda.memory_allocated(device)
+    try:
+        _CLEAR_REFS.write_text(_RESET_PEAK)
+    except OSError:  # not Linux, or not allowed: what was used for a moment counts as used
+        return peak_memory_bytes(device)
+    return _proc_bytes(_STATUS, "VmRSS")
+
+
 def peak_memory_bytes(device: torch.device) -> int:
-    """The most memory this process has had in use on `device` so far."""
+    """The most memory this process has had in use on `device` since `mark_memory`."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    if _STATUS.exists():
+        return _proc_bytes(_STATUS, "VmHWM")
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def _meminfo_bytes(key: str) -> int:
-    for line in _MEMINFO.read_text().splitlines():
+def _proc_bytes(file: Path, key: str) -> int:
+    for line in file.read_text().splitlines():
         name, _, value = line.partition(":")
         if name == key:
             return int(value.split()[0]) * 1024
-    raise AssertionError(f"{_MEMINFO} has no {key}")
+    raise AssertionError(f"{file} has no {key}")
 
 
 def _cgroup_bytes(name: str) -> int | None:

@@ -53,6 +53,7 @@ def load_model(
             device=device,
             progress=progress,
             total_bytes=_rank_bytes(card, dtype, tp),
+            head_dim=card.head_dim,
         )
         family = family_named(card.architecture)
         layers: LayerWeights = FloatWeights(weights, kernels, family)

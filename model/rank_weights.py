@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -10,6 +11,10 @@ from torch import Tensor
 from model.checkpoint import Checkpoint
 from model.weight_parts import WeightPart
 from text.progress import Progress
+
+_PIECE_ELEMENTS = 2**18
+"""What is read at a time stays in a core's cache, and needs no memory of its own for long: memory
+that was never touched before is the slowest there is, on virtual machines above all."""
 
 
 class RankWeights:
@@ -23,12 +28,15 @@ class RankWeights:
         device: torch.device,
         progress: Progress,
         total_bytes: int,
+        head_dim: int = 1,
     ) -> None:
+        """Parts are read in pieces of whole heads: some formats interleave the rows of a head."""
         self._checkpoint = checkpoint
         self._dtype = dtype
         self._device = device
         self._progress = progress
         self._total_bytes = total_bytes
+        self._head_dim = head_dim
         self._done_bytes = 0
 
     def vector(self, name: str, *, plus: float = 0.0) -> Tensor:
@@ -61,12 +69,20 @@ class RankWeights:
         )
         start = 0
         for part in parts:
-            rows = self._checkpoint.read(f"{part.module}.{kind}", part.rows, columns)
-            stacked[start : start + len(part.rows)] = rows
-            start += len(part.rows)
+            for rows in _pieces(part.rows, math.prod(width), self._head_dim):
+                values = self._checkpoint.read(f"{part.module}.{kind}", rows, columns)
+                stacked[start : start + len(rows)] = values
+                start += len(rows)
         self._report(stacked)
         return stacked
 
     def _report(self, tensor: Tensor) -> None:
         self._done_bytes += tensor.numel() * tensor.element_size()
         self._progress("weights", self._done_bytes, self._total_bytes)
+
+
+def _pieces(rows: range, width: int, multiple: int) -> Iterator[range]:
+    """`rows` in pieces of a multiple of so many rows, and of about `_PIECE_ELEMENTS` elements."""
+    num_rows = max(1, _PIECE_ELEMENTS // (width * multiple)) * multiple
+    for start in range(rows.start, rows.stop, num_rows):
+        yield range(start, min(start + num_rows, rows.stop))

@@ -1,6 +1,7 @@
 """Follows the store's members, so that the fleet holds a session to each.
 
 every heartbeat: members(), with a deadline > reconcile the fleet
+no pair yet: several times a second, since requests may be waiting for the first one
 store unreachable: the fleet stays as it was (its sessions notice lost workers by themselves)
 """
 
@@ -13,6 +14,8 @@ from router.fleet import Fleet
 from state.store import Store, StoreUnavailableError
 
 log = logging.getLogger(__name__)
+
+_EAGER_PERIOD_S = 0.1
 
 
 class Membership:
@@ -31,13 +34,17 @@ class Membership:
         while not self._closing.is_set():
             await self._refresh()
             try:
-                async with asyncio.timeout(self._period_s):
+                async with asyncio.timeout(self._next_period_s()):
                     await self._closing.wait()
             except TimeoutError:
                 continue
 
     def close(self) -> None:
         self._closing.set()
+
+    def _next_period_s(self) -> float:
+        ready = self._fleet.readiness() is None
+        return self._period_s if ready else min(self._period_s, _EAGER_PERIOD_S)
 
     async def _refresh(self) -> None:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,14 @@ from fakes_process import child, python
 from cli.logs import log_files
 from cli.runs import base_url, the_run
 from cli.serve import ready_text
-from cli.status import readiness, status_text
+from cli.status import memory_of, readiness, status_text
 from cli.stop import end_process
 from cluster.run_record import Run, RunDirectory, new_run
 from cluster.shell import Ready
 from core.config import Config, load_config
 from core.errors import ConfigError
+
+WAITING = "import signal; print('up', flush=True); signal.pause()"
 
 
 def config(root: Path) -> Config:
@@ -72,9 +75,21 @@ def test_a_given_url_is_taken_with_or_without_its_version(tmp_path: Path) -> Non
 
 def test_status_names_processes_and_addresses(tmp_path: Path) -> None:
     with new_run(tmp_path) as directory:
-        text = status_text(run_of(directory), "ready")
+        text = status_text(run_of(directory), "ready", ())
     assert "http://127.0.0.1:8000/v1" in text
     assert "router       pid 5" in text
+
+
+def test_status_shows_the_memory_of_every_process_and_their_sum(tmp_path: Path) -> None:
+    with new_run(tmp_path) as directory, child(python(WAITING)) as one:
+        one.wait_for("up")
+        run = run_of(directory)
+        memory = memory_of(replace(run, processes=(Ready("p", one.process.pid, ""),)))
+        text = status_text(run, "ready", memory)
+    pids = [each.pid for each in memory]
+    assert {os.getpid(), one.process.pid} <= set(pids) and len(pids) == len(set(pids))
+    assert memory[0].pss_mib == max(each.pss_mib for each in memory) > 1
+    assert f"{sum(each.pss_mib for each in memory):.1f} MiB  in all" in text
 
 
 def test_a_router_that_does_not_answer_is_told_apart_from_one_that_is_not_ready(

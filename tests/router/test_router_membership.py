@@ -149,3 +149,15 @@ def test_an_emptied_store_ends_no_running_request(texts: Texts) -> None:
         assert await asking == 200
 
     in_house(texts, test)
+
+
+def test_while_there_is_no_pair_a_new_worker_is_met_before_the_next_period(texts: Texts) -> None:
+    async def test(h: House) -> None:
+        late = FakeWorker(Phase.DECODE, h.kv, worker_id="late")
+        await h.store.announce(await late.start(), ttl_s=3600)
+        await h.until_connected(2)
+        assert await ask(h) == 200
+        await late.die()
+
+    overrides = {"worker": {"heartbeat_s": 2 * DEADLINE_S}}
+    in_house(texts, test, decode=0, overrides=overrides)
