@@ -1,4 +1,4 @@
-"""`tandem calibrate`: factors that make rounded weights more precise, from the user's texts."""
+"""`tandem calibrate`: makes rounded weights more precise, from the user's texts."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ def calibrate(
     file: ConfigFile = None,
     settings: Settings = None,
 ) -> None:
-    """Let MODEL read texts, and find factors that make its rounded weights more precise on them.
+    """Let MODEL read texts, and find what makes its rounded weights more precise on them.
 
-    Serve with them: --quantization int4 --set model.calibration=FILE. Layers that would lose by
-    factors keep none, so on these texts no layer's outputs come out worse than without.
+    Serve with it: --quantization int4 --set model.calibration=FILE. It holds factors for channels,
+    and for int4 how much each column weighs; a layer is left as it is unless it clearly gains on
+    texts that weren't used to choose.
 
     Example: tandem calibrate --text prompts.jsonl --quantization w8a8 -o scales.safetensors
     """
@@ -50,10 +51,11 @@ def calibrate(
     if not windows:
         raise ConfigError(f"{text} holds no text")
     found = find(card, recipe, windows, progress=show_progress)
-    write_calibration(output, found.factors, card, recipe.name)
+    write_calibration(output, found.factors, found.importance, card, recipe.name)
     typer.echo(
-        f"{output}: factors for {len(found.factors)} of {len(found.choices)} inputs; squared error "
-        f"of the layers' outputs {found.error_ratio:.0%} of what it is without"
+        f"{output}: of {len(found.choices)} inputs {len(found.factors)} have factors, "
+        f"{len(found.importance)} have columns that weigh differently; squared error of the "
+        f"layers' outputs {found.error_ratio:.0%} of what it is without"
     )
 
 

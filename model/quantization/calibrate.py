@@ -1,4 +1,4 @@
-"""Finds a calibration for a model: watches it read texts, then chooses factors site by site."""
+"""Finds a calibration for a model: watches it read texts, then chooses site by site."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from model.checkpoint import Checkpoint, open_checkpoint
 from model.quantization.calibrated_checkpoint import query_channels
 from model.quantization.recipe import Recipe
-from model.quantization.smoothing import Choice, choose_factors
+from model.quantization.smoothing import Choice, choose_factors, importance
 from model.quantization.watching import watch_inputs
 from text.card import ModelCard
 from text.families.registry import family_named
@@ -19,14 +19,15 @@ from text.families.registry import family_named
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Found:
-    """Factors by site, and how each of them was chosen."""
+    """Factors and importance by site, as in `Calibration`, and how they were chosen."""
 
     factors: dict[str, Tensor]
+    importance: dict[str, Tensor]
     choices: dict[str, Choice]
 
     @property
     def error_ratio(self) -> float:
-        """Squared errors of all layers' outputs together, of what they are without factors."""
+        """Squared errors of all layers' outputs together, of what they are without."""
         before = sum(choice.plain_error for choice in self.choices.values())
         return sum(choice.error for choice in self.choices.values()) / before if before else 1.0
 
@@ -38,22 +39,24 @@ def calibrate(
     *,
     progress: Callable[[str], None],
 ) -> Found:
-    """Factors for a recipe that rounds, from texts of token ids. Raises ConfigError."""
+    """For a recipe that rounds, from texts of token ids. Raises ConfigError."""
     inputs = watch_inputs(card, texts, lambda done, n: progress(f"text {done} of {n}"))
-    factors: dict[str, Tensor] = {}
-    choices: dict[str, Choice] = {}
+    found = Found({}, {}, {})
     with open_checkpoint(card) as checkpoint, torch.inference_mode():
         for i in range(card.num_layers):
             progress(f"layer {i + 1} of {card.num_layers}")
             for site in _sites(card, checkpoint, i):
-                seen = inputs[f"layers.{i}.{site.name}"]
-                chosen, choice = choose_factors(site.weight, seen, recipe, site.channels)
-                choices[f"layers.{i}.{site.name}"] = choice
+                name = f"layers.{i}.{site.name}"
+                factors, choice = choose_factors(site.weight, inputs[name], recipe, site.channels)
+                found.choices[name] = choice
                 if choice.alpha:
-                    norm = site.norm
-                    exact = chosen if norm is None else representable(chosen, norm)
-                    factors[f"layers.{i}.{site.name}"] = exact
-    return Found(factors, choices)
+                    if site.norm is not None:
+                        factors = representable(factors, site.norm)
+                    found.factors[name] = factors
+                if choice.weighs:
+                    columns = factors if site.channels is None else factors[site.channels]
+                    found.importance[name] = importance(inputs[name], columns)
+    return found
 
 
 def representable(factors: Tensor, norm: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from core.errors import ConfigError
 from model.checkpoint import Checkpoint
 from model.quantization.calibration import Calibration
 from text.card import ModelCard
+from text.families.family import Family
 from text.families.registry import family_named
 
 
@@ -29,11 +30,22 @@ def query_channels(card: ModelCard) -> Tensor:
     return channels.flatten()
 
 
+def importance_by_module(calibration: Calibration, family: Family) -> dict[str, Tensor]:
+    """The importance of each weight's columns, by the weight's module."""
+    found: dict[str, Tensor] = {}
+    for name, importance in calibration.importance.items():
+        layer, site = _layer_and_site(name)
+        prefix = family.layer_prefix(layer)
+        found |= {prefix + reader: importance for reader in _readers(family, site)}
+    return found
+
+
 class CalibratedCheckpoint:
     """A `Checkpoint` of floats over another; closing it closes that one."""
 
     def __init__(self, checkpoint: Checkpoint, calibration: Calibration, card: ModelCard) -> None:
-        """Raises ConfigError for factors that no layer of the model has, or of other sizes."""
+        """Raises ConfigError for factors or importance of sites that the model doesn't have, or of
+        other sizes."""
         self._checkpoint = checkpoint
         self._plus_one = family_named(card.architecture).norm_plus_one
         self._rows: dict[str, Tensor] = {}
@@ -44,6 +56,8 @@ class CalibratedCheckpoint:
             rows, columns = sites.tensors(name, factors)
             self._rows |= rows
             self._columns |= columns
+        for name, importance in calibration.importance.items():
+            sites.check_importance(name, importance)
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -96,14 +110,8 @@ class _Sites:
 
     def tensors(self, name: str, factors: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """(rows', columns' factors) by tensor name, for the site `layers.3.qkv`."""
-        layer, _, site = name.removeprefix("layers.").partition(".")
-        if site not in self._sizes or not layer.isdigit() or int(layer) >= self._card.num_layers:
-            raise ConfigError(f"model.calibration: {self._card.name} has no {name}")
-        if factors.shape != (self._sizes[site],):
-            raise ConfigError(
-                f"model.calibration: {name} is {list(factors.shape)}, not [{self._sizes[site]}]"
-            )
-        prefix = self._family.layer_prefix(int(layer))
+        layer, site = self._checked(name, factors, self._sizes)
+        prefix = self._family.layer_prefix(layer)
         match site:
             case "qkv":
                 return self._after_norm(prefix, self._family.layer.input_norm, "qkv", factors)
@@ -115,16 +123,27 @@ class _Sites:
                 return self._output(prefix, factors)
         return self._down(prefix, factors)
 
+    def check_importance(self, name: str, importance: Tensor) -> None:
+        card = self._card
+        self._checked(name, importance, self._sizes | {"output": card.num_heads * card.head_dim})
+
+    def _checked(self, name: str, values: Tensor, sizes: Mapping[str, int]) -> tuple[int, str]:
+        layer, site = _layer_and_site(name)
+        if site not in sizes or not 0 <= layer < self._card.num_layers:
+            raise ConfigError(f"model.calibration: {self._card.name} has no {name}")
+        if values.shape != (sizes[site],):
+            raise ConfigError(
+                f"model.calibration: {name} is {list(values.shape)}, not [{sizes[site]}]"
+            )
+        return layer, site
+
     def _after_norm(
         self, prefix: str, norm: str, site: str, factors: Tensor
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        names = self._family.layer
-        readers = {names.q, names.k, names.v}
-        if site == "gate_up" or names.mlp_norm is None:
-            readers = readers if site == "qkv" else set()
-            readers |= {n for n in (names.gate, names.up) if n is not None}
         rows = {f"{prefix}{norm}.{kind}": 1 / factors for kind in ("weight", "bias")}
-        return rows, {f"{prefix}{reader}.weight": factors for reader in readers}
+        return rows, {
+            f"{prefix}{reader}.weight": factors for reader in _readers(self._family, site)
+        }
 
     def _output(self, prefix: str, factors: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         card, names = self._card, self._family.layer
@@ -148,3 +167,24 @@ class _Sites:
         """Rows of a module that may hold several outputs one after the other."""
         rows = torch.cat([factors for name, factors in outputs if name == module])
         return {f"{prefix}{module}.{kind}": rows for kind in ("weight", "bias")}
+
+
+def _layer_and_site(name: str) -> tuple[int, str]:
+    """Of `layers.3.qkv`; layer -1 where it is no such name."""
+    layer, _, site = name.removeprefix("layers.").partition(".")
+    return int(layer) if layer.isdigit() else -1, site
+
+
+def _readers(family: Family, site: str) -> set[str]:
+    """Modules of a layer whose columns read a site's channels."""
+    names = family.layer
+    match site:
+        case "output":
+            return {names.output}
+        case "down":
+            return {names.down}
+    mlp = {name for name in (names.gate, names.up) if name is not None}
+    if site == "gate_up":
+        return mlp
+    attention = {names.q, names.k, names.v}
+    return attention if names.mlp_norm is not None else attention | mlp

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from model.checkpoint import Checkpoint
 from model.layer_weights import FloatWeights
+from model.quantization.calibrated_checkpoint import importance_by_module
 from model.quantization.recipe import Recipe
 from model.quantization.whole_numbers import stacked
 from model.rank_weights import RankWeights
@@ -37,6 +38,8 @@ class QuantizedWeights:
         self._family = family
         self._recipe = recipe
         self._device = device
+        calibration = recipe.calibration
+        self._importance = {} if calibration is None else importance_by_module(calibration, family)
 
     def linear(
         self,
@@ -63,8 +66,13 @@ class QuantizedWeights:
     def _rounded(self, parts: Sequence[WeightPart], columns: range | None) -> QuantizedWeight:
         # From float32, since rounding twice would cost precision
         weight = self._weights.stack(parts, "weight", columns, exact=True)
-        is_head = parts[0].module in (self._family.embedding, self._family.head)
-        return self._recipe.round_head(weight) if is_head else self._recipe.round(weight)
+        module = parts[0].module
+        if module in (self._family.embedding, self._family.head):
+            return self._recipe.round_head(weight)
+        importance = self._importance.get(module)
+        if importance is not None and columns is not None:
+            importance = importance[columns.start : columns.stop]
+        return self._recipe.round(weight, importance)
 
     def _kept(self, parts: Sequence[WeightPart], columns: range | None) -> QuantizedWeight | None:
         """None where the checkpoint has some of the parts as floats, or in different groups."""

@@ -47,10 +47,10 @@ class Recipe:
         name = f"int4-g{self.group_size}" if self.scheme == "int4" else self.scheme
         return name if self.calibration is None else f"{name}-{self.calibration.digest}"
 
-    def round(self, weight: Tensor) -> QuantizedWeight:
-        """A layer's weight [out, in] of any float type."""
+    def round(self, weight: Tensor, importance: Tensor | None = None) -> QuantizedWeight:
+        """A layer's weight [out, in] of any float type. `importance` [in]: `round_int4`'s."""
         if self.scheme == "int4":
-            return round_int4(weight, self.group_size)
+            return round_int4(weight, self.group_size, importance)
         assert self.scheme in ("int8", "w8a8")
         return round_int8(weight, self.scheme)
 

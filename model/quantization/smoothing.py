@@ -9,8 +9,12 @@ activations (SmoothQuant: Xiao et al. 2022, where these are rounded too):
     AWQ           s = mean|x|^alpha
     SmoothQuant   s = max|x|^alpha / max|W|^(1 - alpha)
 
-alpha is the one with the least squared error of the outputs on samples of x. Factors of 1 are among
-those tried, so no layer comes out worse on the samples than it would without.
+alpha is the one with the least squared error of the outputs on one half of the samples of x. It is
+taken only where it clearly lowers the error on the other half too; else the layer keeps factors of
+1. What little is won on a single layer's samples is lost on other texts as often as not.
+
+Groups of int4 are fitted to their weights by least squares, in which columns weigh as much as the
+mean square of their inputs (llama.cpp's importance matrix), where that wins on the other half.
 """
 
 from __future__ import annotations
@@ -19,13 +23,15 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from tandem_kernels.reference_linear import dequantized
+from tandem_kernels import QuantizedWeight
+from tandem_kernels.reference_linear import ReferenceQuantizedLinear
 from torch import Tensor
 
 from model.quantization.recipe import Recipe
-from model.quantization.rounding import INT8_MAX
 
 _ALPHAS = tuple(i / 10 for i in range(1, 10))
+# Of the squared error on the half that alpha was not chosen on: what factors have to take off it.
+_CLEAR_GAIN = 0.03
 # Channels that hardly ever carry anything would get factors that no float type holds well.
 _LARGEST_FACTOR = 64.0
 
@@ -38,19 +44,30 @@ class Inputs:
     """float32 [n, in]: some tokens' inputs."""
     mean: Tensor
     """float32 [in]: mean of |x| over all tokens."""
+    mean_square: Tensor
+    """float32 [in]: mean of x^2 over all tokens."""
     largest: Tensor
     """float32 [in]: maximum of |x| over all tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What was found for one layer: squared errors are relative to the outputs' squares."""
+    """What was found for one layer. Squared errors are relative to the outputs' squares, on the
+    samples that alpha was not chosen on."""
 
     alpha: float
     """0: factors of 1."""
+    weighs: bool
+    """Columns weigh as much as their inputs (`importance`) where the weight is rounded."""
     error: float
     plain_error: float
-    """With factors of 1."""
+    """With factors of 1, and all columns alike."""
+
+
+def importance(inputs: Inputs, factors: Tensor) -> Tensor:
+    """How much an error in each column costs, its inputs divided by `factors`. float32 [in]."""
+    squares = inputs.mean_square / factors.square()
+    return squares.clamp_min(max(float(squares.mean()), 1e-30) * 1e-4)
 
 
 def choose_factors(
@@ -62,22 +79,29 @@ def choose_factors(
     query heads share a value head; None: every column is a channel of its own.
     """
     columns = torch.arange(weight.shape[1]) if channels is None else channels
-    outputs = F.linear(inputs.samples, weight)
-    power = float(outputs.square().sum()) or 1.0
-    plain = _error(weight, inputs.samples, outputs, recipe) / power
-    best = torch.ones(int(columns.max()) + 1), Choice(0.0, plain, plain)
     statistics = _Statistics(
         mean=_by_channel(inputs.mean, columns),
         largest=_by_channel(inputs.largest, columns),
         weight=_by_channel(weight.abs().amax(0), columns),
     )
-    for alpha in _ALPHAS:
-        factors = statistics.factors(alpha, smooth=recipe.scheme == "w8a8")
-        s = factors[columns]
-        error = _error(weight * s, inputs.samples / s, outputs, recipe) / power
-        if error < best[1].error:
-            best = factors, Choice(alpha, error, plain)
-    return best
+    smooth, weighs = recipe.scheme == "w8a8", recipe.scheme == "int4"
+    tried = {alpha: statistics.factors(alpha, smooth=smooth) for alpha in _ALPHAS}
+    ones = tried[0.0] = torch.ones(int(columns.max()) + 1)
+
+    def error(x: Tensor, alpha: float, *, weighs: bool) -> float:
+        factors = tried[alpha][columns]
+        rounded = recipe.round(weight * factors, importance(inputs, factors) if weighs else None)
+        return _error(weight, x, factors, rounded)
+
+    half = -(-len(inputs.samples) // 2)
+    chosen_on, held_out = inputs.samples[:half], inputs.samples[-half:]
+    errors = {alpha: error(chosen_on, alpha, weighs=weighs) for alpha in sorted(tried)}
+    alpha = min(errors, key=errors.__getitem__)  # the least of those that are equal
+    plain = error(held_out, 0.0, weighs=False)
+    found = error(held_out, alpha, weighs=weighs)
+    if found < (1 - _CLEAR_GAIN) * plain:
+        return tried[alpha], Choice(alpha, weighs, found, plain)
+    return ones, Choice(0.0, False, plain, plain)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -103,13 +127,9 @@ def _by_channel(values: Tensor, columns: Tensor) -> Tensor:
     return largest.clamp_min(max(float(largest.max()), 1e-30) * 1e-4)
 
 
-def _error(weight: Tensor, x: Tensor, outputs: Tensor, recipe: Recipe) -> float:
-    rounded = recipe.round(weight)
-    if rounded.scheme == "w8a8":
-        x = _rounded_activations(x)
-    return float((F.linear(x, dequantized(rounded)) - outputs).square().sum())
-
-
-def _rounded_activations(x: Tensor) -> Tensor:
-    scales = x.abs().amax(dim=1, keepdim=True).clamp_min(1e-30) / INT8_MAX
-    return (x / scales).round() * scales
+def _error(weight: Tensor, x: Tensor, factors: Tensor, rounded: QuantizedWeight) -> float:
+    """Of the outputs for x, of which `rounded` sees x / factors: over the outputs' own squares."""
+    outputs = F.linear(x, weight)
+    layer = ReferenceQuantizedLinear(rounded, None, torch.float32, torch.float32)
+    error = (layer(x / factors) - outputs).square().sum()
+    return float(error) / (float(outputs.square().sum()) or 1.0)

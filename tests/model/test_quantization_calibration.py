@@ -16,11 +16,13 @@ from core.errors import ConfigError
 from model.checkpoint import open_checkpoint
 from model.loader import load_model
 from model.quantization.calibrate import calibrate, representable
-from model.quantization.calibrated_checkpoint import CalibratedCheckpoint
+from model.quantization.calibrated_checkpoint import CalibratedCheckpoint, importance_by_module
 from model.quantization.calibration import Calibration, read_calibration, write_calibration
 from model.quantization.recipe import Recipe, resolve_recipe
 from model.quantization.smoothing import Inputs, choose_factors
 from model.tensor_parallel import TensorParallel
+from text.decoder_tensors import decoder_tensors
+from text.families.registry import family_named
 from text.model_card import ModelCard
 
 TEXTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3], [2, 7, 1, 8, 2, 8, 1, 8, 2, 8, 4, 5, 9]]
@@ -57,9 +59,15 @@ def test_factors_change_nothing_before_rounding(tmp_path: Path) -> None:
     for family in FAMILIES:
         card = fakes_tiny_model.make(family, tmp_path / family, pad_token_id=0).card
         plain = logits(card, Recipe())
-        calibrated = logits(card, Recipe(calibration=Calibration(random_factors(card), "digest")))
+        calibrated = logits(
+            card, Recipe(calibration=Calibration(random_factors(card), {}, "digest"))
+        )
         assert not torch.equal(plain, calibrated)
         torch.testing.assert_close(calibrated, plain, atol=2e-4, rtol=1e-4)
+
+
+def inputs_of(x: Tensor) -> Inputs:
+    return Inputs(x, x.abs().mean(0), x.square().mean(0), x.abs().amax(0))
 
 
 @pytest.mark.parametrize("scheme", ["int8", "int4", "w8a8"])
@@ -71,9 +79,10 @@ def test_outputs_come_out_no_worse_and_mostly_better_where_channels_are_uneven(
     weight = torch.randn((40, 64), generator=generator)
     spread = torch.linspace(-3, 3, 64).exp()
     x = torch.randn((50, 64), generator=generator) * spread
-    factors, choice = choose_factors(weight, Inputs(x, x.abs().mean(0), x.abs().amax(0)), recipe)
+    factors, choice = choose_factors(weight, inputs_of(x), recipe)
     assert factors.shape == (64,)
     assert choice.alpha > 0
+    assert choice.weighs == (scheme == "int4")
     assert choice.error < 0.9 * choice.plain_error
 
 
@@ -87,12 +96,50 @@ def test_calibrated_layers_are_no_worse_and_the_file_carries_their_factors(tmp_p
     assert found.error_ratio < 1
     assert said[-1] == f"layer {card.num_layers} of {card.num_layers}"
     file = tmp_path / "scales.safetensors"
-    write_calibration(file, found.factors, card, recipe.name)
+    write_calibration(file, found.factors, found.importance, card, recipe.name)
     config = ModelConfig(quantization="w8a8", calibration=str(file))
     resolved = resolve_recipe(config, card)
     assert resolved.name.startswith("w8a8-")
     floats = logits(card, Recipe())
     assert (logits(card, resolved) - floats).norm() < 0.05 * floats.norm()
+
+
+def test_factors_that_win_nothing_on_other_samples_are_left_out() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn((40, 64), generator=generator)
+    x = torch.randn((60, 64), generator=generator)
+    x[:30] *= torch.linspace(-3, 3, 64).exp()  # on the first half factors would win
+    factors, choice = choose_factors(weight, inputs_of(x), Recipe("int8"))
+    assert choice.alpha == 0 and choice.error == choice.plain_error
+    assert torch.equal(factors, torch.ones(64))
+
+
+def test_int4_is_told_which_columns_weigh_more_and_the_model_rounds_by_it(tmp_path: Path) -> None:
+    card = fakes_tiny_model.llama(tmp_path / "model").card
+    recipe = Recipe("int4", 64)
+    found = calibrate(card, recipe, TEXTS, progress=lambda _: None)
+    weighed = [name for name, choice in found.choices.items() if choice.weighs]
+    assert weighed and list(found.importance) == weighed
+    file = tmp_path / "scales.safetensors"
+    write_calibration(file, {}, found.importance, card, recipe.name)
+    calibration = read_calibration(str(file), card, recipe.name)
+    assert not calibration.factors
+    weighted = logits(card, Recipe("int4", 64, calibration))
+    assert not torch.equal(weighted, logits(card, recipe))
+    in_memory = Recipe("int4", 64, Calibration({}, found.importance, ""))
+    assert torch.equal(weighted, logits(card, in_memory))
+
+
+def test_every_family_finds_the_importance_of_its_modules(tmp_path: Path) -> None:
+    for name in FAMILIES:
+        card = fakes_tiny_model.make(name, tmp_path / name, pad_token_id=0).card
+        found = calibrate(card, Recipe("int4"), TEXTS, progress=lambda _: None)
+        family = family_named(card.architecture)
+        modules = importance_by_module(Calibration({}, found.importance, ""), family)
+        shapes = decoder_tensors(card)
+        assert modules
+        for module, importance in modules.items():
+            assert importance.shape == shapes[f"{module}.weight"][1:]
 
 
 def test_a_norm_divided_by_factors_is_exact_in_bfloat16() -> None:
@@ -108,7 +155,7 @@ def test_calibrations_of_other_weights_or_other_rounding_are_refused(tmp_path: P
     card = fakes_tiny_model.llama(tmp_path / "a").card
     other = fakes_tiny_model.llama(tmp_path / "b", hidden_size=24).card
     file = tmp_path / "scales.safetensors"
-    write_calibration(file, random_factors(card), card, "int8")
+    write_calibration(file, random_factors(card), {}, card, "int8")
     with pytest.raises(ConfigError, match="was made for other weights"):
         read_calibration(str(file), other, "int8")
     with pytest.raises(ConfigError, match="was made for int8, not for w8a8"):
@@ -120,9 +167,11 @@ def test_calibrations_of_other_weights_or_other_rounding_are_refused(tmp_path: P
         read_calibration(str(file), card, "int8")
 
 
-def test_factors_that_no_layer_has_are_named(tmp_path: Path) -> None:
+def test_factors_and_importance_that_no_layer_has_are_named(tmp_path: Path) -> None:
     card = fakes_tiny_model.llama(tmp_path).card
     with open_checkpoint(card) as checkpoint:
         for name, size in (("layers.9.qkv", 48), ("layers.0.head", 48), ("layers.0.qkv", 47)):
-            with pytest.raises(ConfigError, match=name):
-                CalibratedCheckpoint(checkpoint, Calibration({name: torch.ones(size)}, ""), card)
+            values = {name: torch.ones(size)}
+            for calibration in (Calibration(values, {}, ""), Calibration({}, values, "")):
+                with pytest.raises(ConfigError, match=name):
+                    CalibratedCheckpoint(checkpoint, calibration, card)
