@@ -1,4 +1,4 @@
-"""Texts from a file: one text, or a prompt on each line of JSON."""
+"""Texts from a file (one text, or a prompt on each line of JSON), or from Python itself."""
 
 from __future__ import annotations
 
@@ -23,6 +23,16 @@ def read_texts(file: Path) -> list[str]:
         return [content]
     lines = enumerate(content.splitlines(), start=1)
     return [_text(f"{file}:{number}", line) for number, line in lines if line.strip()]
+
+
+def pydoc_text() -> str:
+    """English that every Python has: the language reference, as `help()` shows it.
+
+    About 115,000 tokens, a little different in each version of Python.
+    """
+    from pydoc_data.topics import topics
+
+    return "\n".join(topics.values())
 
 
 def _text(where: str, line: str) -> str:

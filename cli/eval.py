@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 eval_app = typer.Typer(no_args_is_help=True, help="How good a model is in a given precision.")
 
 
+PYDOC = Path("pydoc")
+
+
 @eval_app.callback()
 def group() -> None:
     """How good a model is in a given precision."""
@@ -24,7 +27,11 @@ def group() -> None:
 @eval_app.command()
 def perplexity(
     text: Annotated[
-        Path, typer.Option(help="Text to predict; of a .jsonl file, its texts or prompts.")
+        Path,
+        typer.Option(
+            help="Text to predict; of a .jsonl file, its texts or prompts; `pydoc`: Python's own "
+            "language reference."
+        ),
     ],
     model: Model = None,
     dtype: Dtype = None,
@@ -49,12 +56,12 @@ def perplexity(
     The text is cut into windows; each token is predicted from those before it in its window, by the
     engine itself, over the paged KV cache.
 
-    Example: tandem eval perplexity --text book.txt --quantization int8 --against float32
+    Example: tandem eval perplexity --text pydoc --quantization int8 --against float32
     """
     from bench.perplexity import PerplexityReport, measure, tokenise
     from bench.progress import show_progress
     from bench.report import write_json
-    from bench.texts import read_texts
+    from bench.texts import pydoc_text, read_texts
 
     config = load(
         file,
@@ -63,7 +70,8 @@ def perplexity(
         model__dtype=dtype,
         model__quantization=quantization,
     )
-    tokens = tokenise(config, "\n\n".join(read_texts(text)), max_tokens)
+    content = pydoc_text() if text == PYDOC else "\n\n".join(read_texts(text))
+    tokens = tokenise(config, content, max_tokens)
     measured = measure(config, tokens, window=window, progress=show_progress)
     reference = None
     if against is not None:

@@ -17,7 +17,7 @@ from bench.perplexity import (
     token_nlls,
     windows,
 )
-from bench.texts import read_texts
+from bench.texts import pydoc_text, read_texts
 from cli.calibrate import cut
 from cli.eval import report_text
 from core.config import Config
@@ -76,6 +76,12 @@ def test_texts_come_whole_or_line_by_line(tmp_path: Path) -> None:
     chat = '{"messages": [{"role": "user", "content": "c"}, {"role": "system", "content": "d"}]}'
     lines.write_text(f'{{"text": "a"}}\n\n{{"prompt": "b"}}\n{chat}\n')
     assert read_texts(lines) == ["a", "b", "c\nd"]
+
+
+def test_python_brings_a_text_of_its_own() -> None:
+    text = pydoc_text()
+    assert len(text) > 300_000
+    assert 'The "assert" statement' in text
 
 
 @pytest.mark.parametrize("line", ["{", "[1]", '{"text": 3}', '{"messages": [{"content": 1}]}'])
