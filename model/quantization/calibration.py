@@ -7,7 +7,7 @@ Factors for channels:
     layers.3.gate_up   float32 [hidden]                   MLP norm / s, columns of gate and up x s
     layers.3.down      float32 [inner]                    rows of up / s, columns of down x s
 
-How much each column weighs, for int4 (the mean square of what it is multiplied with):
+How much each column weighs, for int4 (the square of the mean size of its inputs):
 
     layers.3.qkv.importance, ...      float32 [in], one for each column of the site's weights
 

@@ -13,8 +13,9 @@ alpha is the one with the least squared error of the outputs on one half of the 
 taken only where it clearly lowers the error on the other half too; else the layer keeps factors of
 1. What little is won on a single layer's samples is lost on other texts as often as not.
 
-Groups of int4 are fitted to their weights by least squares, in which columns weigh as much as the
-mean square of their inputs (llama.cpp's importance matrix), where that wins on the other half.
+Groups of int4 are fitted to their weights by least squares, in which columns weigh as much as
+(mean|x|)^2, where that wins on the other half. llama.cpp's importance matrix is the mean of x^2,
+which a few tokens with huge activations decide: with it, groups of 128 came out 5 % worse.
 """
 
 from __future__ import annotations
@@ -44,8 +45,6 @@ class Inputs:
     """float32 [n, in]: some tokens' inputs."""
     mean: Tensor
     """float32 [in]: mean of |x| over all tokens."""
-    mean_square: Tensor
-    """float32 [in]: mean of x^2 over all tokens."""
     largest: Tensor
     """float32 [in]: maximum of |x| over all tokens."""
 
@@ -66,7 +65,7 @@ class Choice:
 
 def importance(inputs: Inputs, factors: Tensor) -> Tensor:
     """How much an error in each column costs, its inputs divided by `factors`. float32 [in]."""
-    squares = inputs.mean_square / factors.square()
+    squares = (inputs.mean / factors).square()
     return squares.clamp_min(max(float(squares.mean()), 1e-30) * 1e-4)
 
 

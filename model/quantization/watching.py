@@ -63,7 +63,6 @@ class _WatchedLinear:
         self._stride = stride
         self._samples: list[Tensor] = []
         self._sum = torch.zeros(())
-        self._sum_squares = torch.zeros(())
         self._largest = torch.zeros(())
         self._num_tokens = 0
 
@@ -71,7 +70,6 @@ class _WatchedLinear:
         first = -self._num_tokens % self._stride
         self._samples.append(x[first :: self._stride].clone())
         self._sum = self._sum + x.abs().sum(0)
-        self._sum_squares = self._sum_squares + x.square().sum(0)
         self._largest = torch.maximum(self._largest, x.abs().amax(0))
         self._num_tokens += len(x)
         return self._linear(x)
@@ -80,9 +78,8 @@ class _WatchedLinear:
         return self._linear.weight_rows(indices)
 
     def inputs(self) -> Inputs:
-        n = max(1, self._num_tokens)
-        samples = torch.cat(self._samples)
-        return Inputs(samples, self._sum / n, self._sum_squares / n, self._largest)
+        mean = self._sum / max(1, self._num_tokens)
+        return Inputs(torch.cat(self._samples), mean, self._largest)
 
 
 class _WatchingKernels(ReferenceKernels):
