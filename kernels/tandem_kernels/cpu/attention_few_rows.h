@@ -1,10 +1,10 @@
 // Attention of a few query rows (decode) that reads keys and values where they lie.
 //
-//   per tile:  scores     lanes are keys        keys are transposed, some vectors at a time
+//   per tile:  scores     lanes are keys        keys are transposed in registers
 //              softmax    row by row
 //              values     lanes are dimensions  rows of the cache as they are
 //
-// While a tile is computed, the next one is fetched, be it of another job.
+// While a tile is computed, those after it are fetched, be they of other jobs (attention_walk.h).
 #pragma once
 
 #include <algorithm>
@@ -13,6 +13,7 @@
 #include "attention_plan.h"
 #include "attention_rows.h"
 #include "attention_softmax.h"
+#include "attention_walk.h"
 #include "attention_words.h"
 #include "scratch.h"
 #include "word_product.h"
@@ -22,84 +23,6 @@ namespace tandem {
 // Below as many rows as this, lanes that are rows would mostly be empty (many_rows.h).
 constexpr std::int64_t kFewRows = kLanes > 8 ? 8 : kLanes / 2;
 
-// Tiles of jobs that are computed one after the other.
-struct TileRange {
-  const AttentionJob* first;
-  const AttentionJob* end;
-  // Of a single shared job, perhaps only some tiles
-  std::int64_t first_tile, end_tile;
-
-  std::int64_t first_tile_of(const AttentionJob& job) const {
-    return first_tile < end_tile ? first_tile : job.first_tile;
-  }
-  std::int64_t end_tile_of(const AttentionJob& job) const {
-    return first_tile < end_tile ? end_tile : job.end_tile;
-  }
-};
-
-// Walks over the tiles of a range, one tile ahead of what is computed.
-class TileWalk {
- public:
-  TileWalk(const AttentionCall& call, const TileRange& range)
-      : call_(call), range_(range), job_(range.first), tile_(range.first_tile_of(*range.first)) {
-    locate();
-  }
-
-  const TileRuns& current() const { return places_[now_]; }
-  // Nothing to read where the walk ends.
-  const TileRuns& next() const { return places_[1 - now_]; }
-
-  // The tile ahead becomes the current one.
-  void advance() { now_ = 1 - now_; }
-
-  // Finds the tile after the one that was found last.
-  void look_ahead() {
-    TileRuns& place = places_[1 - now_];
-    place.keys = {};
-    if (job_ == range_.end) return;
-    if (++tile_ == range_.end_tile_of(*job_)) {
-      if (++job_ == range_.end) return;
-      tile_ = range_.first_tile_of(*job_);
-    }
-    place.locate(call_, job_->sequence, job_->kv_head, tile_, job_->read(call_, tile_));
-  }
-
- private:
-  void locate() {
-    places_[now_].locate(call_, job_->sequence, job_->kv_head, tile_, job_->read(call_, tile_));
-  }
-
-  const AttentionCall& call_;
-  const TileRange range_;
-  const AttentionJob* job_;
-  std::int64_t tile_;
-  TileRuns places_[2];
-  int now_ = 0;
-};
-
-// Asks for the next tile's keys or values, some runs at a time, while the current one is computed.
-class Prefetch {
- public:
-  Prefetch(const TileRuns& next, std::int64_t run_bytes, bool values)
-      : next_(next),
-        run_bytes_(run_bytes),
-        values_(values),
-        run_(next.keys.begin / kRunKeys),
-        end_((next.keys.end + kRunKeys - 1) / kRunKeys) {}
-
-  void advance(std::int64_t num_keys) {
-    const std::int64_t end = std::min(run_ + num_keys / kRunKeys, end_);
-    for (; run_ < end; ++run_) next_.prefetch(run_, run_bytes_, values_);
-  }
-  void finish() { advance(kTile); }
-
- private:
-  const TileRuns& next_;
-  const std::int64_t run_bytes_;
-  const bool values_;
-  std::int64_t run_, end_;
-};
-
 template <class W, class T, class E>
 class FewRows {
  public:
@@ -108,16 +31,14 @@ class FewRows {
         exponents_(call.attention),
         group_(call.group()),
         d_(call.cache.head_dim),
-        num_words_((d_ + W::kPerWord - 1) / W::kPerWord),
+        num_words_(padded_width((d_ + W::kPerWord - 1) / W::kPerWord)),
         width_(padded_width(d_)) {
     const std::int64_t rows = std::max(kFewRows, group_);
-    scratch.reset(Scratch::measure<std::uint32_t>(num_words_ * kPieceKeys) +
-                  Scratch::measure<std::uint32_t>(rows * num_words_) +
+    scratch.reset(Scratch::measure<std::uint32_t>(rows * num_words_) +
                   Scratch::measure<std::uint32_t>(rows * kTile) +
                   Scratch::measure<float>(rows * kTile) +
                   2 * Scratch::measure<float>(rows * row_size()) + Scratch::measure<T>(width_) +
                   Scratch::measure<float>(kTile));
-    keys_ = scratch.take<std::uint32_t>(num_words_ * kPieceKeys);
     queries_ = scratch.take<std::uint32_t>(rows * num_words_);
     weights_ = scratch.take<std::uint32_t>(rows * kTile);
     scores_ = scratch.take<float>(rows * kTile);
@@ -138,10 +59,8 @@ class FewRows {
     TileWalk walk(call_, range);
     for (const AttentionJob* job = range.first; job != range.end; ++job) {
       load_queries(*job);
-      clear(rows_, num_rows(*job));
       for (std::int64_t tile = range.first_tile_of(*job); tile < range.end_tile_of(*job); ++tile) {
-        walk.look_ahead();
-        add_tile(*job, tile, walk.current(), walk.next());
+        add_tile(*job, tile, walk);
         walk.advance();
       }
       if (job->partials == nullptr) finish(*job);
@@ -162,9 +81,9 @@ class FewRows {
 
  private:
   static constexpr bool kHasScales = TileReader<T>::kHasScales;
-  static constexpr int kGroupVectors = kVectorRegisters >= 32 ? 4 : 2;  // of keys or values
+  static constexpr int kGroupVectors = kVectorRegisters >= 32 ? 4 : 2;  // of values
   static constexpr int kBlockRows = 4;
-  static constexpr std::int64_t kPieceKeys = kGroupVectors * kLanes;  // transposed at a time
+  static constexpr int kScoreRows = kVectorRegisters >= 32 ? 8 : 4;
   static constexpr std::int64_t kRowHeader = kLanes;  // largest and total; values stay aligned
   static constexpr std::int64_t kWeightWords = kTile / W::kPerWord;
 
@@ -187,94 +106,164 @@ class FewRows {
     for (std::int64_t r = 0; r < num_rows(job); ++r) {
       const std::int64_t token = job.begin + r / group_, head = job.kv_head * group_ + r % group_;
       const E* from = q + token * call_.q_stride + head * d_;
-      for (std::int64_t w = 0; w < num_words_; ++w) {
-        queries_[r * num_words_ + w] = W::word(from, w, d_);
+      for (std::int64_t w = 0; w < num_words_; w += kLanes) {
+        store_words(queries_ + r * num_words_ + w, W::words(from, w, d_));
       }
     }
   }
 
-  void add_tile(const AttentionJob& job, std::int64_t tile, const TileRuns& runs,
-                const TileRuns& next) {
+  void add_tile(const AttentionJob& job, std::int64_t tile, TileWalk& walk) {
+    const TileRuns& runs = walk.current();
     const TileReader<T> reader(call_, runs, zeros_);
     const Span keys = runs.keys.widened();
-    score(reader, keys, num_rows(job), Prefetch(next, run_bytes(), false));
     const std::int64_t n = num_rows(job);
+    // Nothing to merge the first tile with
+    const bool is_first = tile == job.first_tile && job.partials == nullptr;
+    float* sums = is_first ? rows_ : tile_rows_;
+    score(reader, keys, n, walk);
     for (std::int64_t r = 0; r < n; ++r) {
-      const Span own = call_.seen(job.sequence, job.begin + r / group_, tile);
-      softmax(r, own, keys, row_sum(tile_rows_, r));
+      mask_and_find_largest(r, own_keys(job, r, tile), keys, row_sum(sums, r));
     }
-    weigh_values(reader, keys, n, Prefetch(next, run_bytes(), true));
+    for (std::int64_t r = 0; r < n; ++r) weigh(r, keys, row_sum(sums, r));
+    weigh_values(reader, keys, n, sums, walk);
     if (job.partials != nullptr) {
       std::copy_n(tile_rows_, n * row_size(),
                   job.partials + (tile - job.first_tile) * n * row_size());
       return;
     }
     for (std::int64_t r = 0; r < n; ++r) {
-      const Span own = call_.seen(job.sequence, job.begin + r / group_, tile);
-      if (!own.empty()) merge(row_sum(rows_, r), row_sum(tile_rows_, r), width_);
+      const bool is_empty = own_keys(job, r, tile).empty();
+      if (is_first) {
+        if (is_empty) clear(rows_ + r * row_size(), 1);
+      } else if (!is_empty) {
+        merge(row_sum(rows_, r), row_sum(tile_rows_, r), width_);
+      }
     }
   }
 
-  std::int64_t run_bytes() const {
-    return kRunKeys * d_ * static_cast<std::int64_t>(sizeof(T));
+  Span own_keys(const AttentionJob& job, std::int64_t r, std::int64_t tile) const {
+    return call_.seen(job.sequence, job.begin + (group_ == 1 ? r : r / group_), tile);
   }
 
-  void score(const TileReader<T>& reader, Span span, std::int64_t n, Prefetch ahead) {
-    // Whole pieces: their scores beyond the span mean nothing and are never looked at
-    for (std::int64_t piece = span.begin / kPieceKeys * kPieceKeys; piece < span.end;
-         piece += kPieceKeys) {
-      float scales[kPieceKeys];
-      const std::int64_t end = std::min(piece + kPieceKeys, span.end);
-      for (std::int64_t key = std::max(piece, span.begin); key < end; key += kLanes) {
-        const T* rows[kLanes];
-        reader.keys(key, rows);
-        ahead.advance(kLanes);
-        transpose_rows<W>(rows, d_, num_words_, keys_ + (key - piece), kPieceKeys);
-        if (kHasScales) {
-          store(scales + (key - piece), reader.key_scales(key));
-          store(value_scales_ + key, reader.value_scales(key));
-        }
-      }
-      for (std::int64_t r = 0; r < n; r += kBlockRows) {
-        with_count<kBlockRows>(static_cast<int>(n - r), [&](auto rows) {
-          score_block<rows.value>(r, piece, scales);
-        });
-      }
+  void score(const TileReader<T>& reader, Span span, std::int64_t n, TileWalk& walk) {
+    for (std::int64_t r = 0; r < n; r += kScoreRows) {
+      with_count<kScoreRows>(static_cast<int>(n - r), [&](auto rows) {
+        score_block<rows.value>(reader, span, r, walk);
+      });
     }
-    ahead.finish();
   }
 
   // Not inlined, here and below: among other code, GCC keeps the sums in memory.
   template <int R>
-  [[gnu::noinline]] void score_block(std::int64_t first, std::int64_t piece, const float* scales) {
-    float* scores = scores_ + first * kTile + piece;
-    const bool capped = exponents_.capped();
-    multiply_block<W, R, kGroupVectors>(
-        queries_ + first * num_words_, num_words_, 1, keys_, kPieceKeys, num_words_,
-        [&](int r, int v, Floats score) {
-          if (kHasScales) score *= load(scales + v * kLanes);
-          store(scores + r * kTile + v * kLanes, score);
-        });
-    if (!capped) return;
+  [[gnu::noinline]] void score_block(const TileReader<T>& reader, Span span, std::int64_t first,
+                                     TileWalk& walk) {
+    std::int64_t key = span.begin;
+#if defined(TANDEM_AVX512)
+    if constexpr (kIsPlain<W, T>) {
+      if (d_ % (kHalf * W::kPerWord) == 0) {
+        // Two vectors of keys, as one row's sums are too few to hide how long each takes
+        for (; R <= 4 && key + 2 * kLanes <= span.end; key += 2 * kLanes) {
+          score_halves<R, 2>(reader, key, first, walk);
+        }
+        for (; key < span.end; key += kLanes) score_halves<R, 1>(reader, key, first, walk);
+      }
+    }
+#endif
+    for (; key < span.end; key += kLanes) score_vector<R>(reader, key, first, walk);
+    float* scores = scores_ + first * kTile;
+    if (!exponents_.capped()) return;
     for (int r = 0; r < R; ++r) {
-      for (std::int64_t i = 0; i < kPieceKeys; i += kLanes) {
+      for (std::int64_t i = span.begin; i < span.end; i += kLanes) {
         store(scores + r * kTile + i, exponents_.cap(load(scores + r * kTile + i)));
       }
     }
   }
 
-  // Weights of the keys in `span`, exactly 0 outside `own`.
-  void softmax(std::int64_t r, Span own, Span span, RowSum sum) {
+  template <int R>
+  [[gnu::always_inline]] void score_vector(const TileReader<T>& reader, std::int64_t key,
+                                           std::int64_t first, TileWalk& walk) {
+    const T* rows[kLanes];
+    reader.keys(key, rows);
+    if (first == 0) walk.used(kLanes);
+    const std::uint32_t* queries = queries_ + first * num_words_;
+    Floats sums[R] = {};
+    for (std::int64_t w = 0; w < num_words_; w += kLanes) {
+      Words block[kLanes];
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) block[i] = W::words(rows[i], w, d_);
+      transpose(block);
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) {
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+          const Words word = queries[r * num_words_ + w + i] + Words{};
+          sums[r] = W::multiply_add(sums[r], word, block[i]);
+        }
+      }
+    }
+    if (kHasScales) {
+      const Floats scales = reader.key_scales(key);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) sums[r] *= scales;
+      if (first == 0) store(value_scales_ + key, reader.value_scales(key));
+    }
+    float* scores = scores_ + first * kTile + key;
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) store(scores + r * kTile, sums[r]);
+  }
+
+#if defined(TANDEM_AVX512)
+  // The same for V vectors of plain keys whose words are a multiple of kHalf.
+  template <int R, int V>
+  [[gnu::always_inline]] void score_halves(const TileReader<T>& reader, std::int64_t key,
+                                           std::int64_t first, TileWalk& walk) {
+    const T* rows[V][kLanes];
+#pragma GCC unroll 2
+    for (int v = 0; v < V; ++v) reader.keys(key + v * kLanes, rows[v]);
+    if (first == 0) walk.used(V * kLanes);
+    const std::int64_t num_words = d_ / W::kPerWord;
+    const std::uint32_t* queries = queries_ + first * num_words_;
+    Floats sums[R][V] = {};
+    for (std::int64_t w = 0; w < num_words; w += kHalf) {
+      Words block[V][kHalf];
+#pragma GCC unroll 2
+      for (int v = 0; v < V; ++v) transpose_half(rows[v], w, block[v]);
+#pragma GCC unroll 8
+      for (int i = 0; i < kHalf; ++i) {
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+          const Words word = queries[r * num_words_ + w + i] + Words{};
+#pragma GCC unroll 2
+          for (int v = 0; v < V; ++v) sums[r][v] = W::multiply_add(sums[r][v], word, block[v][i]);
+        }
+      }
+    }
+    float* scores = scores_ + first * kTile + key;
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+      for (int v = 0; v < V; ++v) store(scores + r * kTile + v * kLanes, sums[r][v]);
+    }
+  }
+#endif
+
+  // Keys of `span` outside `own` get the weight 0.
+  void mask_and_find_largest(std::int64_t r, Span own, Span span, RowSum sum) {
     float* scores = scores_ + r * kTile;
-    std::uint32_t* weights = weights_ + r * kWeightWords;
     if (own.empty()) own = {span.end, span.end};
-    std::fill(scores + span.begin, scores + own.begin, kUnseen);
-    std::fill(scores + own.end, scores + span.end, kUnseen);
+    for (std::int64_t i = span.begin; i < own.begin; ++i) scores[i] = kUnseen;
+    for (std::int64_t i = own.end; i < span.end; ++i) scores[i] = kUnseen;
     Floats highest = broadcast(kUnseen);
     for (std::int64_t i = span.begin; i < span.end; i += kLanes) {
       highest = larger(highest, load(scores + i));
     }
-    const Floats largest = exponents_.largest(broadcast(largest_lane(highest)));
+    *sum.largest = exponents_.largest(broadcast(largest_lane(highest)))[0];
+  }
+
+  void weigh(std::int64_t r, Span span, RowSum sum) {
+    const float* scores = scores_ + r * kTile;
+    std::uint32_t* weights = weights_ + r * kWeightWords;
+    const Floats largest = broadcast(*sum.largest);
     Floats total{};
     for (std::int64_t i = span.begin; i < span.end; i += kLanes * W::kPerWord) {
       Floats parts[W::kPerWord];
@@ -290,29 +279,28 @@ class FewRows {
       }
       store_words(weights + i / W::kPerWord, W::across(parts));
     }
-    *sum.largest = largest[0];
     *sum.total = sum_of_lanes(total);
   }
 
-  void weigh_values(const TileReader<T>& reader, Span span, std::int64_t n, Prefetch ahead) {
+  void weigh_values(const TileReader<T>& reader, Span span, std::int64_t n, float* to,
+                    TileWalk& walk) {
     const std::int64_t num_vectors = width_ / kLanes;
     for (std::int64_t r = 0; r < n; r += kBlockRows) {
       with_count<kBlockRows>(static_cast<int>(n - r), [&](auto rows) {
         std::int64_t v = 0;
         for (; v + kGroupVectors <= num_vectors; v += kGroupVectors) {
-          values_block<rows.value, kGroupVectors>(reader, span, r, v * kLanes, ahead);
+          values_block<rows.value, kGroupVectors>(reader, span, r, v * kLanes, to, walk);
         }
         for (; v < num_vectors; ++v) {
-          values_block<rows.value, 1>(reader, span, r, v * kLanes, ahead);
+          values_block<rows.value, 1>(reader, span, r, v * kLanes, to, walk);
         }
       });
     }
-    ahead.finish();
   }
 
   template <int R, int V>
   [[gnu::noinline]] void values_block(const TileReader<T>& reader, Span span, std::int64_t first,
-                                      std::int64_t dim, Prefetch& ahead) {
+                                      std::int64_t dim, float* to, TileWalk& walk) {
     Floats sums[R][V];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
@@ -322,7 +310,7 @@ class FewRows {
     for (std::int64_t i = span.begin; i < span.end; i += kLanes) {
       const T* rows[kLanes];
       reader.values(i, rows);
-      ahead.advance(kLanes);
+      if (first == 0 && dim == 0) walk.used(kLanes);
       const std::uint32_t* weights = weights_ + first * kWeightWords + i / W::kPerWord;
 #pragma GCC unroll 2
       for (int k = 0; k < kLanes / W::kPerWord; ++k) {
@@ -340,7 +328,7 @@ class FewRows {
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
       for (int v = 0; v < V; ++v) {
-        store(row_sum(tile_rows_, first + r).values + dim + v * kLanes, sums[r][v]);
+        store(row_sum(to, first + r).values + dim + v * kLanes, sums[r][v]);
       }
     }
   }
@@ -369,8 +357,7 @@ class FewRows {
   const std::int64_t d_;
   const std::int64_t num_words_;
   const std::int64_t width_;
-  std::uint32_t* keys_;     // [num_words][kPieceKeys]
-  std::uint32_t* queries_;  // [rows][num_words]
+  std::uint32_t* queries_;  // [rows][num_words], whole vectors
   std::uint32_t* weights_;  // [rows][kWeightWords]
   float* scores_;           // [rows][kTile]
   float* rows_;             // [rows][row_size]

@@ -11,6 +11,10 @@ namespace tandem {
 // A head's elements in whole vectors.
 inline std::int64_t padded_width(std::int64_t d) { return (d + kLanes - 1) / kLanes * kLanes; }
 
+inline std::int64_t value_bytes(CacheType type) {
+  return type == CacheType::kFloat32 ? 4 : type == CacheType::kBFloat16 ? 2 : 1;
+}
+
 // Blocks hold a multiple of so many keys.
 constexpr std::int64_t kRunKeys = 8;
 
@@ -50,11 +54,6 @@ struct TileRuns {
   void prefetch(std::int64_t run, std::int64_t run_bytes, bool values) const {
     const char* from = runs[run] + (values ? delta : 0);
     for (std::int64_t i = 0; i < run_bytes; i += 64) __builtin_prefetch(from + i, 0, 2);
-  }
-
- private:
-  static std::int64_t value_bytes(CacheType type) {
-    return type == CacheType::kFloat32 ? 4 : type == CacheType::kBFloat16 ? 2 : 1;
   }
 };
 

@@ -234,6 +234,44 @@ inline void transpose(Words (&words)[kLanes]) {
 #endif
 }
 
+// Whether elements of T are words of W as they lie in memory.
+template <class W, class T>
+constexpr bool kIsPlain = sizeof(T) * W::kPerWord == sizeof(std::uint32_t);
+
+#if defined(TANDEM_AVX512)
+constexpr int kHalf = kLanes / 2;
+
+// Words w to w + kHalf of kLanes rows of plain elements become columns. Half as many words as lanes,
+// so that two such blocks are held in registers beside sums.
+template <class T>
+[[gnu::always_inline]] inline void transpose_half(const T* const* rows, std::int64_t w,
+                                                  Words (&columns)[kHalf]) {
+  const auto half = [&](int row) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows[row]) + w / kHalf);
+  };
+  __m512i pairs[8], fours[8];
+  // Rows 0 and 4, 1 and 5, ..., 8 and 12, ...
+  for (int i = 0; i < 8; ++i) {
+    const int row = i < 4 ? i : i + 4;
+    fours[i] = _mm512_inserti64x4(_mm512_castsi256_si512(half(row)), half(row + 4), 1);
+  }
+  for (int i = 0; i < 8; i += 2) {
+    pairs[i] = _mm512_unpacklo_epi32(fours[i], fours[i + 1]);
+    pairs[i + 1] = _mm512_unpackhi_epi32(fours[i], fours[i + 1]);
+  }
+  for (int i = 0; i < 8; i += 4) {
+    for (int j = 0; j < 2; ++j) {
+      fours[i + 2 * j] = _mm512_unpacklo_epi64(pairs[i + j], pairs[i + j + 2]);
+      fours[i + 2 * j + 1] = _mm512_unpackhi_epi64(pairs[i + j], pairs[i + j + 2]);
+    }
+  }
+  for (int j = 0; j < 4; ++j) {
+    columns[j] = bit_cast<Words>(_mm512_shuffle_i32x4(fours[j], fours[4 + j], 0x88));
+    columns[4 + j] = bit_cast<Words>(_mm512_shuffle_i32x4(fours[j], fours[4 + j], 0xdd));
+  }
+}
+#endif
+
 // kLanes rows of `num_words` words each become columns of `stride` words, one below the other.
 template <class W, class T>
 inline void transpose_rows(const T* const* rows, std::int64_t d, std::int64_t num_words,
