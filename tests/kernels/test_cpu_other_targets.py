@@ -91,3 +91,18 @@ def test_quantised_rows_equal_their_twins(kernels: CpuKernels, cache_type: str) 
     kernels.write_kv(k, v, ours.layer(0), slots)
     TWIN.write_kv(k, v, twins.layer(0), slots)
     assert torch.equal(ours.pack(range(9)), twins.pack(range(9)))
+
+
+@pytest.mark.parametrize("cache_type", ["int8", "fp8"])
+def test_attention_over_quantised_rows_equals_its_twin(
+    kernels: CpuKernels, cache_type: str
+) -> None:
+    sequences = PagedSequences(num_blocks=40, block_size=16)
+    sequences.step([("a", 300)])
+    _, meta = sequences.step([("a", 1), ("b", 90)])
+    spec = KVSpec((KVGroup(num_layers=1, num_kv_heads=2, head_dim=20),), 16, cache_type)
+    cache = KVStorage(spec, 40).layer(0)
+    TWIN.write_kv(*torch.randn(2, 640, 2, 20), cache, torch.arange(640))
+    q = torch.randn(91, 6, 20).to(kernels.dtype)
+    out = kernels.paged_attention(q, cache, meta, scale=20**-0.5)
+    assert_close(out, TWIN.paged_attention(q.float(), cache, meta, scale=20**-0.5))

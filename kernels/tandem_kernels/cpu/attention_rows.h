@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 
 #include "attention_call.h"
 
@@ -102,6 +103,14 @@ class TileReader {
 
   Floats scales(std::int64_t first, const Bfloat16* from) const {
     Bfloat16 whole[kLanes] = {};
+    if (tile_.keys.begin <= first && first + kLanes <= tile_.keys.end) {
+      for (std::int64_t i = 0; i < kLanes; i += kStep) {
+        const std::int64_t key = first + i;
+        std::memcpy(whole + i, from + tile_.scales[key / kRunKeys] + key % kRunKeys,
+                    kStep * sizeof(Bfloat16));
+      }
+      return load(whole);
+    }
     for (std::int64_t i = 0; i < kLanes; ++i) {
       const std::int64_t key = first + i;
       if (is_read(key)) whole[i] = from[tile_.scales[key / kRunKeys] + key % kRunKeys];
