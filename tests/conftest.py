@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
 
 from core.config import ModelConfig
 from text.hub import ModelSource, resolve
+
+
+# Read when gRPC is first used: its fork handlers are for programs that go on using it in a child
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 
 
 @pytest.fixture(scope="session")
@@ -38,7 +43,12 @@ def ray_session() -> Iterator[RaySession]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", fakes_process.IMPORT_PATH)  # actors import stand-ins
         config = ClusterConfig()
-        session = open_session(config, num_cpus=8, temp_dir=new_temp_dir(config))
+        try:
+            session = open_session(config, num_cpus=8, temp_dir=new_temp_dir(config))
+        except RuntimeError:
+            # Ray forks, and tests before may have left threads within gRPC: then a child now and
+            # then stands still before it has become Ray's first process. Nothing else forks so.
+            session = open_session(config, num_cpus=8, temp_dir=new_temp_dir(config))
     try:
         yield session
     finally:
