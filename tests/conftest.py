@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 from core.config import ModelConfig
 from text.hub import ModelSource, resolve
 
-
 # Read when gRPC is first used: its fork handlers are for programs that go on using it in a child
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 
