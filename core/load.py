@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from core.histogram import Histogram
+
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
@@ -23,6 +25,14 @@ class LoadReport:
     num_preemptions: int = 0
     ready: bool = True
     draining: bool = False
+    kv_transfer_bytes: int = 0
+    """Sent by a prefill worker, received by a decode worker."""
+    kv_transfer_s: Histogram = Histogram()
+    """Of the pulls that a decode worker completed, from opening to close."""
+    kv_transfer_failures: dict[str, int] = field(default_factory=dict)
+    """By reason; both ends of a pull count what they saw of it."""
+    cancel_to_free_s: Histogram = Histogram()
+    """From a cancel's arrival until nothing of its attempt holds a block any more."""
 
     @property
     def num_blocks(self) -> int:

@@ -7,6 +7,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from core.histogram import Durations, Histogram
+
+TRANSFER_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2, 5)
+
 
 @dataclass(frozen=True, slots=True)
 class TransferTotals:
@@ -16,8 +20,8 @@ class TransferTotals:
     num_bytes: int
     num_transfers: int
     """Completed ones."""
-    transfer_s: float
-    """Summed over completed transfers, from the pull's opening to its close."""
+    transfer_s: Histogram
+    """Of completed transfers, from the pull's opening to its close."""
     exposed_s: float
     """Summed time from P's last chunk to the last block on D: what the prefill did not hide."""
     failures: Mapping[str, int]
@@ -32,7 +36,7 @@ class TransferStats:
         self._num_messages = 0
         self._num_bytes = 0
         self._num_transfers = 0
-        self._transfer_s = 0.0
+        self._transfer_s = Durations(TRANSFER_BOUNDS_S)
         self._exposed_s = 0.0
         self._failures: Counter[str] = Counter()
 
@@ -44,7 +48,7 @@ class TransferStats:
     def completed(self, transfer_s: float, exposed_s: float) -> None:
         with self._lock:
             self._num_transfers += 1
-            self._transfer_s += transfer_s
+            self._transfer_s.observe(transfer_s)
             self._exposed_s += exposed_s
 
     def failed(self, reason: str) -> None:
@@ -57,7 +61,7 @@ class TransferStats:
                 self._num_messages,
                 self._num_bytes,
                 self._num_transfers,
-                self._transfer_s,
+                self._transfer_s.histogram(),
                 self._exposed_s,
                 dict(self._failures),
             )

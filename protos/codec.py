@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from core.handoff import Handoff, Started
+from core.histogram import Histogram
 from core.load import LoadReport
 from core.request import (
     Attempt,
@@ -159,6 +160,10 @@ def load_to_wire(r: LoadReport) -> pb.LoadReport:
         num_preemptions=r.num_preemptions,
         ready=r.ready,
         draining=r.draining,
+        kv_transfer_bytes=r.kv_transfer_bytes,
+        kv_transfer_s=histogram_to_wire(r.kv_transfer_s),
+        kv_transfer_failures=r.kv_transfer_failures,
+        cancel_to_free_s=histogram_to_wire(r.cancel_to_free_s),
     )
 
 
@@ -174,7 +179,19 @@ def load_from_wire(r: pb.LoadReport) -> LoadReport:
         num_preemptions=r.num_preemptions,
         ready=r.ready,
         draining=r.draining,
+        kv_transfer_bytes=r.kv_transfer_bytes,
+        kv_transfer_s=histogram_from_wire(r.kv_transfer_s),
+        kv_transfer_failures=dict(r.kv_transfer_failures),
+        cancel_to_free_s=histogram_from_wire(r.cancel_to_free_s),
     )
+
+
+def histogram_to_wire(h: Histogram) -> pb.Histogram:
+    return pb.Histogram(bounds_s=h.bounds_s, counts=h.counts, sum_s=h.sum_s)
+
+
+def histogram_from_wire(h: pb.Histogram) -> Histogram:
+    return Histogram(tuple(h.bounds_s), tuple(h.counts), h.sum_s)
 
 
 WorkerEvent = Started | TokenEvent | AttemptDone | AttemptFailed | LoadReport

@@ -646,6 +646,26 @@ class LoadReport(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class KvTransferFailuresEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NUM_WAITING_FIELD_NUMBER: _builtins.int
     NUM_RUNNING_FIELD_NUMBER: _builtins.int
     WAITING_PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
@@ -656,6 +676,10 @@ class LoadReport(_message.Message):
     NUM_PREEMPTIONS_FIELD_NUMBER: _builtins.int
     READY_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    KV_TRANSFER_BYTES_FIELD_NUMBER: _builtins.int
+    KV_TRANSFER_S_FIELD_NUMBER: _builtins.int
+    KV_TRANSFER_FAILURES_FIELD_NUMBER: _builtins.int
+    CANCEL_TO_FREE_S_FIELD_NUMBER: _builtins.int
     num_waiting: _builtins.int
     num_running: _builtins.int
     waiting_prefill_tokens: _builtins.int
@@ -665,8 +689,16 @@ class LoadReport(_message.Message):
     num_preemptions: _builtins.int
     ready: _builtins.bool
     draining: _builtins.bool
+    kv_transfer_bytes: _builtins.int
+    """Totals since the start of the process."""
     @_builtins.property
     def kv_blocks(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    @_builtins.property
+    def kv_transfer_s(self) -> Global___Histogram: ...
+    @_builtins.property
+    def kv_transfer_failures(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    @_builtins.property
+    def cancel_to_free_s(self) -> Global___Histogram: ...
     def __init__(
         self,
         *,
@@ -680,29 +712,66 @@ class LoadReport(_message.Message):
         num_preemptions: _builtins.int = ...,
         ready: _builtins.bool = ...,
         draining: _builtins.bool = ...,
+        kv_transfer_bytes: _builtins.int = ...,
+        kv_transfer_s: Global___Histogram | None = ...,
+        kv_transfer_failures: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        cancel_to_free_s: Global___Histogram | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel_to_free_s", b"cancel_to_free_s", "kv_transfer_s", b"kv_transfer_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "kv_blocks", b"kv_blocks", "kv_unfilled_slots", b"kv_unfilled_slots", "last_step_age_s", b"last_step_age_s", "num_preemptions", b"num_preemptions", "num_promised_blocks", b"num_promised_blocks", "num_running", b"num_running", "num_waiting", b"num_waiting", "ready", b"ready", "waiting_prefill_tokens", b"waiting_prefill_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_to_free_s", b"cancel_to_free_s", "draining", b"draining", "kv_blocks", b"kv_blocks", "kv_transfer_bytes", b"kv_transfer_bytes", "kv_transfer_failures", b"kv_transfer_failures", "kv_transfer_s", b"kv_transfer_s", "kv_unfilled_slots", b"kv_unfilled_slots", "last_step_age_s", b"last_step_age_s", "num_preemptions", b"num_preemptions", "num_promised_blocks", b"num_promised_blocks", "num_running", b"num_running", "num_waiting", b"num_waiting", "ready", b"ready", "waiting_prefill_tokens", b"waiting_prefill_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LoadReport: _TypeAlias = LoadReport  # noqa: Y015
 
 @_typing.final
+class Histogram(_message.Message):
+    """Durations by bucket: counts[i] lie at most at bounds_s[i]; the last count is of those above all."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BOUNDS_S_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    SUM_S_FIELD_NUMBER: _builtins.int
+    sum_s: _builtins.float
+    @_builtins.property
+    def bounds_s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        bounds_s: _abc.Iterable[_builtins.float] | None = ...,
+        counts: _abc.Iterable[_builtins.int] | None = ...,
+        sum_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bounds_s", b"bounds_s", "counts", b"counts", "sum_s", b"sum_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Histogram: _TypeAlias = Histogram  # noqa: Y015
+
+@_typing.final
 class DrainRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DEADLINE_S_FIELD_NUMBER: _builtins.int
+    RESTART_FIELD_NUMBER: _builtins.int
     deadline_s: _builtins.float
+    restart: _builtins.bool
+    """Afterwards the worker ends: for good, or so that a next incarnation takes its place."""
     def __init__(
         self,
         *,
         deadline_s: _builtins.float = ...,
+        restart: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_s", b"deadline_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_s", b"deadline_s", "restart", b"restart"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -798,9 +867,15 @@ class AuditKvReply(_message.Message):
     HOLDERS_FIELD_NUMBER: _builtins.int
     CONSISTENT_FIELD_NUMBER: _builtins.int
     PROBLEM_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
     num_blocks: _builtins.int
     consistent: _builtins.bool
     problem: _builtins.str
+    worker_id: _builtins.str
+    epoch: _builtins.str
+    role: _builtins.str
     @_builtins.property
     def blocks_by_state(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
     @_builtins.property
@@ -813,10 +888,13 @@ class AuditKvReply(_message.Message):
         holders: _abc.Iterable[Global___AuditKvReply.Holder] | None = ...,
         consistent: _builtins.bool = ...,
         problem: _builtins.str = ...,
+        worker_id: _builtins.str = ...,
+        epoch: _builtins.str = ...,
+        role: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks_by_state", b"blocks_by_state", "consistent", b"consistent", "holders", b"holders", "num_blocks", b"num_blocks", "problem", b"problem"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks_by_state", b"blocks_by_state", "consistent", b"consistent", "epoch", b"epoch", "holders", b"holders", "num_blocks", b"num_blocks", "problem", b"problem", "role", b"role", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

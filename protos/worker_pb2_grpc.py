@@ -74,7 +74,8 @@ class WorkerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Stop taking work; return once nothing is left or the deadline passed.
+        """Stop taking work; return once nothing is left or the deadline passed. The process ends then,
+        also when the caller has gone meanwhile.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -41,7 +41,9 @@ class WorkerStub:
     Session: _grpc.StreamStreamMultiCallable[_worker_pb2.SessionRequest, _worker_pb2.SessionEvent]
     """The multiplexed stream of one router. The router's first message is `hello`."""
     Drain: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainReply]
-    """Stop taking work; return once nothing is left or the deadline passed."""
+    """Stop taking work; return once nothing is left or the deadline passed. The process ends then,
+    also when the caller has gone meanwhile.
+    """
     AuditKv: _grpc.UnaryUnaryMultiCallable[_worker_pb2.AuditKvRequest, _worker_pb2.AuditKvReply]
     """Every block of the pool by state and holder, and whether the sums hold."""
 
@@ -53,7 +55,9 @@ class WorkerAsyncStub(WorkerStub):
     Session: _aio.StreamStreamMultiCallable[_worker_pb2.SessionRequest, _worker_pb2.SessionEvent]  # type: ignore[assignment]
     """The multiplexed stream of one router. The router's first message is `hello`."""
     Drain: _aio.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainReply]  # type: ignore[assignment]
-    """Stop taking work; return once nothing is left or the deadline passed."""
+    """Stop taking work; return once nothing is left or the deadline passed. The process ends then,
+    also when the caller has gone meanwhile.
+    """
     AuditKv: _aio.UnaryUnaryMultiCallable[_worker_pb2.AuditKvRequest, _worker_pb2.AuditKvReply]  # type: ignore[assignment]
     """Every block of the pool by state and holder, and whether the sums hold."""
 
@@ -80,7 +84,9 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.DrainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.DrainReply, _abc.Awaitable[_worker_pb2.DrainReply]]:
-        """Stop taking work; return once nothing is left or the deadline passed."""
+        """Stop taking work; return once nothing is left or the deadline passed. The process ends then,
+        also when the caller has gone meanwhile.
+        """
 
     @_abc_1.abstractmethod
     def AuditKv(
