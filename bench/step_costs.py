@@ -7,31 +7,35 @@ the same idea for decode steps, which read all weights and all KV once.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 
 from core.config import ModelConfig
 from core.kv_spec import DTYPE_BYTES, KVSpec
 from text.card import ModelCard
 from text.decoder_tensors import Shape, decoder_tensors
+from text.weight_bytes import served_weights, weight_bytes
 
-_SCALE_BYTES = 4
+# Within the names of what is served: int8, gptq-int4-g128, Q4_1.
+_WHOLE_NUMBERS = re.compile(r"(?:int|Q)([48])")
 
 
-def weight_bytes(card: ModelCard, model: ModelConfig, dtype: str) -> int:
-    """Weights that one step reads: everything but an embedding that isn't the head too."""
-    per_element = DTYPE_BYTES[dtype]
-    scheme = _scheme(card, model)
-    total = 0.0
-    for shape in _read_tensors(card):
-        size = math.prod(shape)
-        if scheme == "none" or len(shape) < 2 or _is_vocabulary(card, shape):
-            total += size * per_element
-        elif scheme == "int4":
-            group = model.quantization_group_size
-            total += size / 2 + size / group * 2 * _SCALE_BYTES
-        else:
-            total += size + shape[0] * _SCALE_BYTES
-    return int(total)
+def step_weight_bytes(card: ModelCard, model: ModelConfig, dtype: str) -> int:
+    """Weights that one step reads: all of them, a tied head once.
+
+    Of an embedding that isn't the head as well it reads a row for each token, which is not counted.
+    """
+    total = weight_bytes(card, model, dtype)
+    if card.tie_word_embeddings:
+        return total
+    return total - card.vocab_size * card.hidden_size * DTYPE_BYTES[dtype]
+
+
+def product_kind(card: ModelCard, model: ModelConfig, dtype: str) -> str:
+    """What most linear layers multiply: a dtype, or the weights' `int8`, `int4` or `w8a8`."""
+    served = served_weights(card, model, dtype)
+    found = _WHOLE_NUMBERS.search(served)
+    return served if found is None else f"int{found[1]}"
 
 
 def kv_bytes(spec: KVSpec, batch: int, context: int) -> int:
@@ -48,7 +52,7 @@ def prompt_operations(card: ModelCard, prompt_len: int) -> float:
     of every pair that is not masked, the head of the last token."""
     linear = sum(
         2.0 * math.prod(shape) * (1 if _is_vocabulary(card, shape) else prompt_len)
-        for shape in _read_tensors(card)
+        for shape in _multiplied_tensors(card)
         if len(shape) == 2
     )
     pairs = prompt_len * (prompt_len + 1) / 2
@@ -56,8 +60,8 @@ def prompt_operations(card: ModelCard, prompt_len: int) -> float:
     return linear + attention
 
 
-def _read_tensors(card: ModelCard) -> Iterator[Shape]:
-    """Shapes of what a step reads whole: an embedding only where it is the head as well."""
+def _multiplied_tensors(card: ModelCard) -> Iterator[Shape]:
+    """Shapes of what a step multiplies by: an embedding only where it is the head as well."""
     shapes = iter(decoder_tensors(card).values())
     embedding = next(shapes)
     if card.tie_word_embeddings:
@@ -67,10 +71,3 @@ def _read_tensors(card: ModelCard) -> Iterator[Shape]:
 
 def _is_vocabulary(card: ModelCard, shape: Shape) -> bool:
     return shape == (card.vocab_size, card.hidden_size)
-
-
-def _scheme(card: ModelCard, model: ModelConfig) -> str:
-    if model.quantization != "auto":
-        return model.quantization
-    kind = card.quantization.lower()
-    return "int4" if "4" in kind else "int8" if "8" in kind else "none"

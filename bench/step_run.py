@@ -16,7 +16,7 @@ from bench.step import (
     StepPlanOptions,
     StepReport,
 )
-from bench.step_costs import kv_bytes, prompt_operations, weight_bytes
+from bench.step_costs import kv_bytes, product_kind, prompt_operations, step_weight_bytes
 from bench.step_engine import StepEngine, StepTimes, timed_program
 from core.clock import Clock
 from core.config import Config
@@ -47,11 +47,10 @@ class StepBench:
         self._config = _sized(config, self._card, plan, self._limit)
         engine = build_engine(self._config, self._card, num_sharers=1, progress=progress)
         self._steps = StepEngine(engine, self._config, clock)
-        scheme = config.model.quantization
-        kind = engine.runner.dtype if scheme in ("none", "auto") else scheme
-        self._peaks = Peaks(engine.device, kind, clock)
+        served = (self._card, config.model, engine.runner.dtype)
+        self._peaks = Peaks(engine.device, product_kind(*served), clock)
         self._before = self._measure_roofline()
-        self._weight_bytes = weight_bytes(self._card, config.model, engine.runner.dtype)
+        self._weight_bytes = step_weight_bytes(*served)
         self._how = SamplingParams(max_tokens=1, temperature=plan.temperature, top_p=plan.top_p)
 
     def run(self, settings: Mapping[str, str]) -> StepReport:

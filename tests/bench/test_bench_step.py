@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from fakes_tiny_model import llama
+from tandem_kernels.cpu.library import cpu_library
+from tandem_kernels.cpu.linear import CpuLinear, LinearPacker
 from typer.testing import CliRunner
 
 from bench.cli import app
 from bench.peaks import Peaks, best_of
 from bench.report import read_json
 from bench.step import PARTS, Roofline, StepReport
-from bench.step_costs import kv_bytes, prompt_operations, weight_bytes
+from bench.step_costs import kv_bytes, product_kind, prompt_operations, step_weight_bytes
 from core.clock import MonotonicClock
-from core.config import load_config
+from core.config import ModelConfig
 from core.errors import ConfigError
 from core.kv_spec import KVGroup, KVSpec
+from model.loader import load_model
+from model.quantization.recipe import resolve_recipe
+from model.tensor_parallel import TensorParallel
 from text.card import ModelCard
 from text.model_card import load_card
 from text.model_source import ModelSource
@@ -93,15 +100,54 @@ def test_torch_tells_the_limits_where_there_are_no_kernels(
     )
 
 
-def test_weights_are_counted_once_and_by_their_precision(card: ModelCard) -> None:
-    vocabulary = card.vocab_size * card.hidden_size
-    read = card.num_parameters - (0 if card.tie_word_embeddings else vocabulary)
-    model = load_config(environ={}).model
-    assert weight_bytes(card, model, "float32") == 4 * read
-    assert weight_bytes(card, model, "bfloat16") == 2 * read
-    rounded = load_config(environ={}, overrides=["model.quantization=int8"]).model
-    matrices = 2 * vocabulary  # the head's, kept as they are
-    assert matrices + read - vocabulary < weight_bytes(card, rounded, "bfloat16") < 2 * read
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4", "w8a8"])
+def test_no_bytes_are_counted_that_packed_weights_do_not_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantization: str, tied: bool
+) -> None:
+    if cpu_library() is None:
+        pytest.skip("no compiled kernels here")
+    # Whole panels of 32 rows and whole groups of 32 columns, so that nothing is padded
+    sizes = {"vocab_size": 160, "hidden_size": 64, "intermediate_size": 96, "head_dim": 32}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    card = llama(tmp_path, **sizes, **heads, tie_word_embeddings=tied).card
+    packed, pack = list[CpuLinear](), LinearPacker.pack
+
+    def noted(packer: LinearPacker, weight: Any, bias: Any, **more: Any) -> CpuLinear:
+        packed.append(pack(packer, weight, bias, **more))
+        return packed[-1]
+
+    monkeypatch.setattr(LinearPacker, "pack", noted)
+    model = ModelConfig.model_validate({"quantization": quantization})
+    load_model(
+        card,
+        dtype=torch.bfloat16,
+        device=torch.device("cpu"),
+        tp=TensorParallel.single(),
+        recipe=resolve_recipe(model, card),
+    )
+    norms = 2 * 64 * (2 * card.num_layers + 1)
+    assert len(packed) == 4 * card.num_layers + 1, "the head once, tied or not"
+    counted = step_weight_bytes(card, model, "bfloat16")
+    assert counted == sum(linear.packed_bytes for linear in packed) + norms
+
+
+@pytest.mark.parametrize(
+    ("quantization", "stored", "kind"),
+    [
+        ("none", "Q4_1", "bfloat16"),
+        ("w8a8", "none", "w8a8"),
+        ("int4", "none", "int4"),
+        ("auto", "none", "bfloat16"),
+        ("auto", "Q8_0", "int8"),
+        ("auto", "gptq-int4-g128", "int4"),
+    ],
+)
+def test_the_rate_of_multiplying_is_that_of_what_is_multiplied(
+    card: ModelCard, quantization: str, stored: str, kind: str
+) -> None:
+    model = ModelConfig.model_validate({"quantization": quantization})
+    assert product_kind(replace(card, quantization=stored), model, "bfloat16") == kind
 
 
 def test_kv_beyond_a_window_is_not_read() -> None:
