@@ -14,9 +14,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from core.errors import ConfigError
+from core.faults import parse_faults
 
 ENV_PREFIX = "TANDEM_"
 
@@ -185,6 +193,9 @@ class TransferConfig(_Section):
     """How long P keeps blocks for a pull that has not opened yet."""
     overlap: bool = True
     """Send blocks as chunks end. Off: send everything after the last chunk."""
+    verify: bool = False
+    """Send a checksum of each message's bytes, and check it before the blocks are used: a corrupted
+    message fails its pull, and the prompt is computed again. On if either side wants it."""
 
 
 class StateConfig(_Section):
@@ -228,6 +239,24 @@ class LoggingConfig(_Section):
     """One JSON object a line instead of text."""
 
 
+class FaultsConfig(_Section):
+    """Faults put in on purpose. For testing only: they make requests slow, and fail."""
+
+    spec: str = ""
+    """What goes wrong, where and when: `point:action[=seconds][:when ...]`, several with commas.
+    Points: kv_pack, kv_send, kv_recv, kv_control, step, session, store. Actions: delay=SECONDS,
+    drop, truncate, corrupt, fail. When: every=N, after=N, p=PROBABILITY, times=N, once, worker=ID.
+    Example: `kv_send:delay=0.5:every=3,kv_send:corrupt:p=0.1,step:delay=1.0:once`. Empty: none."""
+    seed: int = 0
+    """Decides what `p` leaves open: the same faults come again at the same occurrences."""
+
+    @field_validator("spec")
+    @classmethod
+    def _the_spec_is_sound(cls, spec: str) -> str:
+        parse_faults(spec)
+        return spec
+
+
 class Config(_Section):
     """All settings of a Tandem process."""
 
@@ -241,6 +270,7 @@ class Config(_Section):
     state: StateConfig = StateConfig()
     cluster: ClusterConfig = ClusterConfig()
     logging: LoggingConfig = LoggingConfig()
+    faults: FaultsConfig = FaultsConfig()
 
 
 def load_config(

@@ -3,6 +3,7 @@
 expect     the control stream announced a message, or a close after the messages before it
 post       its receive, into its own slot, as soon as it is known
 wait       for the oldest, at most timeout_s: it was announced, so it is owed
+verify     checksums, if P sent any: a message that arrived otherwise fails its pull
 deliver    to the step loop, or throw away what nobody wants any more
 release    by the step loop: the slot is free, and everything up to the first slot still in use
            is acknowledged
@@ -18,6 +19,7 @@ from functools import partial
 
 from core.clock import Clock
 from core.errors import TransferError
+from kv_transfer.checksum import checksum
 from kv_transfer.events import BlocksArrived, FirstToken
 from kv_transfer.link import Pending
 from kv_transfer.pull_registry import PullRegistry
@@ -37,6 +39,8 @@ class Announced:
     first_block: int
     num_blocks: int
     size_bytes: int
+    checksums: tuple[int, ...] = ()
+    """Of the bytes on each data link; none: they are not verified."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,8 @@ class AnnouncedClose:
 class Arrivals:
     """The data side of a link. `run` is the thread's; the rest is thread-safe and never waits.
 
-    `acknowledge` is called with the number of the last message that P may forget.
+    `acknowledge` is called with the number of the last message that P may forget, `give_up` with a
+    transfer that failed here, of which P need send no more.
     """
 
     def __init__(
@@ -63,6 +68,7 @@ class Arrivals:
         limits: StagingLimits,
         *,
         acknowledge: Callable[[int], None],
+        give_up: Callable[[str], None],
         timeout_s: float,
         clock: Clock,
         stats: TransferStats,
@@ -72,6 +78,7 @@ class Arrivals:
         self._format = block_format
         self._limits = limits
         self._acknowledge = acknowledge
+        self._give_up = give_up
         self._timeout_s = timeout_s
         self._clock = clock
         self._stats = stats
@@ -142,6 +149,9 @@ class Arrivals:
             self._registry.closed(self._link_id, item.transfer_id, item.first_tokens, age_s)
             return
         self._stats.message(item.size_bytes)
+        if not _is_intact(item, lanes):
+            self._corrupted(item)
+            return
         event = BlocksArrived(
             item.transfer_id,
             item.first_block,
@@ -151,6 +161,13 @@ class Arrivals:
         )
         if not self._registry.arrived(self._link_id, event):
             self._release(item.seq)
+
+    def _corrupted(self, item: Announced) -> None:
+        """Fails the pull before its blocks are touched. The link is sound: sizes were right."""
+        message = f"blocks from {item.first_block} on arrived with other bytes than P sent"
+        self._registry.failed(self._link_id, item.transfer_id, "corrupt", message)
+        self._give_up(item.transfer_id)
+        self._release(item.seq)
 
     def _release(self, seq: int) -> None:
         """The slot of message `seq` is free. Idempotent."""
@@ -170,3 +187,11 @@ def _post(lanes: Sequence[Lane], item: Announced | AnnouncedClose) -> list[Pendi
     if isinstance(item, AnnouncedClose):
         return []
     return [lane.link.recv(lane.staging.slot(item.seq, item.num_blocks)) for lane in lanes]
+
+
+def _is_intact(item: Announced, lanes: Sequence[Lane]) -> bool:
+    """Whether the bytes are those that P packed, as far as P told."""
+    if not item.checksums:
+        return True
+    slots = [lane.staging.slot(item.seq, item.num_blocks) for lane in lanes]
+    return item.checksums == tuple(checksum(slot) for slot in slots)

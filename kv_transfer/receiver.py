@@ -19,6 +19,7 @@ from concurrent.futures import Future
 
 from core.clock import Clock
 from core.config import TransferConfig
+from core.faults import Faults
 from core.handoff import Handoff
 from kv_transfer.events import PullEvent
 from kv_transfer.link import LinkMaker
@@ -47,6 +48,7 @@ class Receiver:
         clock: Clock,
         on_event: Callable[[PullEvent], None],
         stats: TransferStats,
+        faults: Faults | None = None,
     ) -> None:
         self._identity = identity
         self._format = block_format
@@ -55,6 +57,7 @@ class Receiver:
         self._loop = loop
         self._clock = clock
         self._stats = stats
+        self._faults = faults
         self._registry = PullRegistry(clock, on_event, stats)
         self._lock = threading.Lock()
         self._links: dict[_Incarnation, ReceiverLink] = {}
@@ -113,6 +116,7 @@ class Receiver:
             loop=self._loop,
             clock=self._clock,
             stats=self._stats,
+            faults=self._faults,
         )
 
     def _start(self, incarnation: _Incarnation, link: ReceiverLink) -> None:

@@ -18,10 +18,12 @@ import grpc.aio
 from core.clock import Clock
 from core.config import TransferConfig
 from core.errors import TransferError
+from core.faults import Faults
 from kv_transfer import wire
 from kv_transfer.arrivals import Announced, AnnouncedClose, Arrivals
 from kv_transfer.channel import channel_options
 from kv_transfer.events import FINISHED
+from kv_transfer.faulty_stream import faulty_stream
 from kv_transfer.layout import Route, plan_routes
 from kv_transfer.link import LinkMaker, Rendezvous
 from kv_transfer.outbox import Outbox
@@ -52,6 +54,7 @@ class ReceiverLink:
         loop: asyncio.AbstractEventLoop,
         clock: Clock,
         stats: TransferStats,
+        faults: Faults | None = None,
     ) -> None:
         self.link_id = link_id
         self._address = address
@@ -63,6 +66,7 @@ class ReceiverLink:
         self._loop = loop
         self._clock = clock
         self._stats = stats
+        self._faults = faults
         heartbeat = pb.LinkRequest(heartbeat=pb.Heartbeat())
         self._outbox = Outbox(loop, heartbeat=heartbeat, timeout_s=config.timeout_s)
         self._ended = asyncio.Event()
@@ -72,7 +76,9 @@ class ReceiverLink:
         self._arrivals: Arrivals | None = None
         self._lanes: list[Lane] = []
         limits = StagingLimits(config.max_message_bytes, config.max_inflight_messages)
-        self.ask(wire.hello(link_id, identity, limits, prefill_epoch=prefill_epoch))
+        self.ask(
+            wire.hello(link_id, identity, limits, prefill_epoch=prefill_epoch, verify=config.verify)
+        )
 
     def ask(self, request: pb.LinkRequest) -> None:
         self._outbox.put(request)
@@ -82,7 +88,9 @@ class ReceiverLink:
         options = channel_options(self._timeout_s)
         try:
             async with grpc.aio.insecure_channel(self._address, options=options) as channel:
-                call = KvTransferStub(channel).Link(self._outbox.stream())
+                call = KvTransferStub(channel).Link(
+                    faulty_stream(self._outbox.stream(), self._faults)
+                )
                 talk = asyncio.create_task(self._converse(call))
                 ended = asyncio.create_task(self._ended.wait())
                 await asyncio.wait((talk, ended), return_when=asyncio.FIRST_COMPLETED)
@@ -135,7 +143,14 @@ class ReceiverLink:
             case "message":
                 m = event.message
                 self._expect(
-                    Announced(m.seq, m.transfer_id, m.first_block, m.num_blocks, m.size_bytes)
+                    Announced(
+                        m.seq,
+                        m.transfer_id,
+                        m.first_block,
+                        m.num_blocks,
+                        m.size_bytes,
+                        tuple(m.checksums),
+                    )
                 )
             case "close":
                 ended_at = self._clock.now() - event.close.chunk_end_age_s
@@ -167,6 +182,7 @@ class ReceiverLink:
             self._format,
             limits,
             acknowledge=self._acknowledge,
+            give_up=self._give_up,
             timeout_s=self._timeout_s,
             clock=self._clock,
             stats=self._stats,
@@ -187,6 +203,9 @@ class ReceiverLink:
 
     def _acknowledge(self, seq: int) -> None:
         self.ask(pb.LinkRequest(ack=pb.Ack(seq=seq)))
+
+    def _give_up(self, transfer_id: str) -> None:
+        self.ask(pb.LinkRequest(abort=pb.Abort(transfer_id=transfer_id)))
 
     def _receive(
         self,

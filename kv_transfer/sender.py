@@ -205,14 +205,16 @@ class Sender:
                 self._changed.wait(_IDLE_WAIT_S)
         raise TransferError("the link is closed", reason="peer_lost")
 
-    def announce(self, link_id: str, piece: Piece, size_bytes: int) -> bool:
+    def announce(
+        self, link_id: str, piece: Piece, size_bytes: int, checksums: Sequence[int] = ()
+    ) -> bool:
         """The piece is packed: announces its message. False: its lease ended, send nothing."""
         with self._changed:
             ended = self._leases.packed(piece.transfer_id)
             if ended is not None:
                 self._on_event(ended)
                 return False
-            self._links[link_id].tell(wire.message(piece, size_bytes))
+            self._links[link_id].tell(wire.message(piece, size_bytes, checksums))
             return True
 
     def _next_piece(self, link_id: str) -> Piece | None:

@@ -16,7 +16,9 @@ from collections.abc import Sequence
 import torch
 
 from core.errors import TransferError
+from core.faults import FaultPoint, Faults
 from kv_cache.storage import KVStorage
+from kv_transfer.checksum import checksum
 from kv_transfer.layout import Route
 from kv_transfer.leases import Piece
 from kv_transfer.link import LinkMaker, Pending
@@ -42,6 +44,8 @@ class SenderLink:
         limits: StagingLimits,
         timeout_s: float,
         stats: TransferStats,
+        verify: bool = False,
+        faults: Faults | None = None,
     ) -> None:
         self.link_id = link_id
         self._sender = sender
@@ -53,6 +57,8 @@ class SenderLink:
         self._limits = limits
         self._timeout_s = timeout_s
         self._stats = stats
+        self._verify = verify
+        self._faults = faults
         self._lanes: list[Lane] = []
         self._lock = threading.Lock()
         self._failed = False
@@ -152,13 +158,24 @@ class SenderLink:
     def _pack(self, piece: Piece, buffers: Sequence[torch.Tensor]) -> bool:
         """Copies and announces; False if the lease ended meanwhile. Its blocks are free after."""
         packed = False
+        checksums: list[int] = []
         try:
+            self._fault_before_packing()
             for lane, buffer in zip(self._lanes, buffers, strict=True):
                 self._storage.pack(piece.blocks, lane.heads, out=buffer)
+            if self._verify:
+                checksums = [checksum(buffer) for buffer in buffers]
             packed = True
         finally:
             if not packed:  # ends the lease first, so that nothing is announced
                 self.fail("corrupt", "the blocks could not be packed")
             size_bytes = len(piece.blocks) * self._format.bytes_per_block
-            announced = self._sender.announce(self.link_id, piece, size_bytes)
+            announced = self._sender.announce(self.link_id, piece, size_bytes, checksums)
         return announced
+
+    def _fault_before_packing(self) -> None:
+        fault = None if self._faults is None else self._faults.take(FaultPoint.KV_PACK)
+        if self._faults is not None and fault is not None:
+            self._faults.wait(fault.delay_s)
+            if fault.action is not None:
+                raise TransferError("a fault at kv_pack", reason="corrupt")

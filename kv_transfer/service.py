@@ -14,8 +14,10 @@ from collections.abc import AsyncIterator
 from core.compat import PROTOCOL_VERSION
 from core.config import TransferConfig
 from core.errors import TransferError
+from core.faults import Faults
 from kv_cache.storage import KVStorage
 from kv_transfer import wire
+from kv_transfer.faulty_stream import faulty_stream
 from kv_transfer.layout import plan_routes
 from kv_transfer.link import LinkMaker
 from kv_transfer.outbox import Outbox
@@ -39,6 +41,7 @@ class KvTransferService(KvTransferServicer):
         maker: LinkMaker,
         config: TransferConfig,
         stats: TransferStats,
+        faults: Faults | None = None,
     ) -> None:
         self._identity = identity
         self._sender = sender
@@ -46,6 +49,7 @@ class KvTransferService(KvTransferServicer):
         self._maker = maker
         self._config = config
         self._stats = stats
+        self._faults = faults
 
     async def Link(
         self, request_iterator: AsyncIterator[pb.LinkRequest], context: object
@@ -66,7 +70,7 @@ class KvTransferService(KvTransferServicer):
         reader = asyncio.create_task(self._read(request_iterator, link))
         try:
             yield welcome
-            async for event in outbox.stream():
+            async for event in faulty_stream(outbox.stream(), self._faults):
                 yield event
         finally:
             link.fail("peer_lost", "the control stream ended")
@@ -100,6 +104,8 @@ class KvTransferService(KvTransferServicer):
             limits=limits,
             timeout_s=self._config.timeout_s,
             stats=self._stats,
+            verify=self._config.verify or hello.verify,
+            faults=self._faults,
         )
 
     def _outbox(self) -> Outbox[pb.LinkEvent]:

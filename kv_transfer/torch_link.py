@@ -15,43 +15,20 @@ the prefix of its keys, so links never see each other. What torch does, found by
 from __future__ import annotations
 
 import contextlib
-import socket
 import threading
 from datetime import timedelta
-from typing import Protocol, cast
 
 import torch
-from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCPStore, Work
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore, Work
 
 from core.errors import TransferError
 from kv_transfer.link import DataLink, Pending, Rendezvous
+from kv_transfer.process_group import Group, connect_store, gloo_group, host_store, nccl_group
 
 _DATA_TAG = 0
 _ABORT_TAG = 1
 _HERE, _ABANDONED = "here", "abandoned"
 _ABORT_WAIT = timedelta(milliseconds=1)
-
-
-class _Group(Protocol):
-    """What ProcessGroupGloo and ProcessGroupNCCL have in common, as far as we use it."""
-
-    def send(self, tensors: list[torch.Tensor], rank: int, tag: int, /) -> Work: ...
-    def recv(self, tensors: list[torch.Tensor], rank: int, tag: int, /) -> Work: ...
-    def abort(self) -> None: ...
-
-
-class _GlooOptions(Protocol):
-    _devices: list[object]
-    _timeout: timedelta
-    _threads: int
-
-
-class _GlooApi(Protocol):
-    """ProcessGroupGloo as it is; torch's type stubs know another one."""
-
-    def _Options(self) -> _GlooOptions: ...
-    def create_device(self, *, hostname: str) -> object: ...
-    def __call__(self, store: Store, rank: int, size: int, options: _GlooOptions) -> _Group: ...
 
 
 class TorchLinkMaker:
@@ -69,7 +46,7 @@ class TorchLinkMaker:
     def host(self) -> Rendezvous:
         with self._lock:
             if self._store is None:
-                self._store, self._port = _host_store(self._host)
+                self._store, self._port = host_store(self._host)
             return Rendezvous(self._host, self._port, self._backend)
 
     def accept(self, name: str, timeout_s: float) -> DataLink:
@@ -95,15 +72,17 @@ class TorchLinkMaker:
     def _make(self, at: Rendezvous, name: str, rank: int, timeout_s: float) -> DataLink:
         timeout = timedelta(seconds=timeout_s)
         try:
-            client = TCPStore(
-                at.host, at.port, is_master=False, timeout=timeout, wait_for_workers=False
-            )
-            store = PrefixStore(name, client)
+            store = connect_store(at.host, at.port, name, timeout)
             _meet(store, rank, timeout)
             if self._backend == "gloo":
-                return _TorchLink(_gloo_group(store, rank, self._host, timeout), 1 - rank)
+                return _TorchLink(
+                    gloo_group(store, rank, 2, host=self._host, timeout=timeout), 1 - rank
+                )
             return _TorchLink(
-                _nccl_group(store, rank, timeout), 1 - rank, device=self._device, nccl=True
+                nccl_group(store, rank, 2, timeout=timeout),
+                1 - rank,
+                device=self._device,
+                nccl=True,
             )
         except RuntimeError as error:
             raise _transfer_error(error, f"link {name} to {at.host}:{at.port}") from error
@@ -114,13 +93,13 @@ class _TorchLink:
 
     def __init__(
         self,
-        group: _Group,
+        group: Group,
         peer: int,
         *,
         device: torch.device | None = None,
         nccl: bool = False,
     ) -> None:
-        self._group: _Group | None = group
+        self._group: Group | None = group
         self._peer = peer
         self._device = device
         self._nccl = nccl
@@ -172,24 +151,6 @@ class _TorchPending:
             raise _transfer_error(error, "data link") from error
 
 
-def _host_store(host: str) -> tuple[TCPStore, int]:
-    """A store that listens on this address only; by itself torch would bind all of them."""
-    family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
-    with socket.socket(family, socket.SOCK_STREAM) as listener:
-        listener.bind((host, 0))
-        listener.listen()
-        port: int = listener.getsockname()[1]
-        store = TCPStore(
-            host,
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=listener.fileno(),
-        )
-        listener.detach()  # it belongs to the store now
-    return store, port
-
-
 def _meet(store: Store, rank: int, timeout: timedelta) -> None:
     """Waits for the peer under a key of ours: a wait inside a group's making can't be ended."""
     store.set(_joined(rank), _HERE)
@@ -200,24 +161,6 @@ def _meet(store: Store, rank: int, timeout: timedelta) -> None:
 
 def _joined(rank: int) -> str:
     return f"joined/{rank}"
-
-
-def _gloo_group(store: Store, rank: int, host: str, timeout: timedelta) -> _Group:
-    gloo = cast(_GlooApi, ProcessGroupGloo)
-    options = gloo._Options()
-    options._devices = [gloo.create_device(hostname=host)]
-    options._timeout = timeout
-    options._threads = 1  # they serve collectives, of which there are none
-    return gloo(store, rank, 2, options)
-
-
-def _nccl_group(store: Store, rank: int, timeout: timedelta) -> _Group:
-    """Absent from builds of torch without CUDA, hence imported here."""
-    from torch._C._distributed_c10d import ProcessGroupNCCL
-
-    options = ProcessGroupNCCL.Options()
-    options._timeout = timeout
-    return cast(_Group, ProcessGroupNCCL(store, rank, 2, options))
 
 
 def _transfer_error(error: RuntimeError, what: str) -> TransferError:

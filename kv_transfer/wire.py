@@ -24,7 +24,12 @@ class LinkIdentity:
 
 
 def hello(
-    link_id: str, identity: LinkIdentity, limits: StagingLimits, *, prefill_epoch: str
+    link_id: str,
+    identity: LinkIdentity,
+    limits: StagingLimits,
+    *,
+    prefill_epoch: str,
+    verify: bool,
 ) -> pb.LinkRequest:
     return pb.LinkRequest(
         hello=pb.LinkHello(
@@ -38,6 +43,7 @@ def hello(
             decode_heads=_heads_to_wire(identity.heads_by_rank),
             max_message_bytes=limits.max_message_bytes,
             max_inflight_messages=limits.max_inflight_messages,
+            verify=verify,
         )
     )
 
@@ -60,7 +66,7 @@ def refused(transfer_id: str, reason: str, message: str) -> pb.LinkEvent:
     return pb.LinkEvent(refused=pb.Refused(transfer_id=transfer_id, reason=reason, message=message))
 
 
-def message(piece: Piece, size_bytes: int) -> pb.LinkEvent:
+def message(piece: Piece, size_bytes: int, checksums: Sequence[int]) -> pb.LinkEvent:
     return pb.LinkEvent(
         message=pb.Message(
             seq=piece.seq,
@@ -68,6 +74,7 @@ def message(piece: Piece, size_bytes: int) -> pb.LinkEvent:
             first_block=piece.first_block,
             num_blocks=len(piece.blocks),
             size_bytes=size_bytes,
+            checksums=checksums,
         )
     )
 

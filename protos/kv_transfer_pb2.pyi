@@ -87,6 +87,7 @@ class LinkHello(_message.Message):
     DECODE_HEADS_FIELD_NUMBER: _builtins.int
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
     MAX_INFLIGHT_MESSAGES_FIELD_NUMBER: _builtins.int
+    VERIFY_FIELD_NUMBER: _builtins.int
     link_id: _builtins.str
     """unique for ever: prefix of the groups' rendezvous keys"""
     decode_worker_id: _builtins.str
@@ -99,6 +100,8 @@ class LinkHello(_message.Message):
     """what D's staging is made for; P keeps to the smaller"""
     max_inflight_messages: _builtins.int
     """of both sides' limits"""
+    verify: _builtins.bool
+    """P is to send checksums, also if it would not by itself"""
     @_builtins.property
     def decode_heads(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankHeads]:
         """one per decode rank, in order of ranks"""
@@ -116,10 +119,11 @@ class LinkHello(_message.Message):
         decode_heads: _abc.Iterable[Global___RankHeads] | None = ...,
         max_message_bytes: _builtins.int = ...,
         max_inflight_messages: _builtins.int = ...,
+        verify: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compat_key", b"compat_key", "decode_epoch", b"decode_epoch", "decode_heads", b"decode_heads", "decode_tp_size", b"decode_tp_size", "decode_worker_id", b"decode_worker_id", "expected_prefill_epoch", b"expected_prefill_epoch", "link_id", b"link_id", "max_inflight_messages", b"max_inflight_messages", "max_message_bytes", b"max_message_bytes", "protocol_version", b"protocol_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compat_key", b"compat_key", "decode_epoch", b"decode_epoch", "decode_heads", b"decode_heads", "decode_tp_size", b"decode_tp_size", "decode_worker_id", b"decode_worker_id", "expected_prefill_epoch", b"expected_prefill_epoch", "link_id", b"link_id", "max_inflight_messages", b"max_inflight_messages", "max_message_bytes", b"max_message_bytes", "protocol_version", b"protocol_version", "verify", b"verify"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -313,6 +317,7 @@ class Message(_message.Message):
     FIRST_BLOCK_FIELD_NUMBER: _builtins.int
     NUM_BLOCKS_FIELD_NUMBER: _builtins.int
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    CHECKSUMS_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     """1, 2, 3 ... over the life of the link"""
     transfer_id: _builtins.str
@@ -321,6 +326,10 @@ class Message(_message.Message):
     num_blocks: _builtins.int
     size_bytes: _builtins.int
     """of one rank's full share; slices follow from the layout"""
+    @_builtins.property
+    def checksums(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """CRC-32 of the bytes on each data link, in their order; none:"""
+
     def __init__(
         self,
         *,
@@ -329,10 +338,11 @@ class Message(_message.Message):
         first_block: _builtins.int = ...,
         num_blocks: _builtins.int = ...,
         size_bytes: _builtins.int = ...,
+        checksums: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_block", b"first_block", "num_blocks", b"num_blocks", "seq", b"seq", "size_bytes", b"size_bytes", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksums", b"checksums", "first_block", b"first_block", "num_blocks", b"num_blocks", "seq", b"seq", "size_bytes", b"size_bytes", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -44,6 +44,7 @@ def _arrivals(inbox: Inbox, acknowledged: list[int], *, max_inflight: int = 1) -
         BlockFormat.of(KVStorage(SPEC, 1)),
         _limits(max_inflight),
         acknowledge=acknowledged.append,
+        give_up=lambda _: None,
         timeout_s=LONG_S,
         clock=clock,
         stats=stats,
