@@ -1,7 +1,7 @@
 """One worker or router as a process of its own, without Ray; several share a Redis.
 
 start     load, warm up, bind, announce
-serve     until a signal, or until the worker fails
+serve     until a signal, until an operator has drained the worker, or until it fails
 drain     take no new work, let sequences finish     (skipped by a second signal)
 stop      end what is left, close, exit              (forced when the grace time is over)
 """
@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from cluster.plan import check_startable
-from cluster.shell import Endpoints, MakeRouter, MakeWorker, Router, Worker
+from cluster.shell import Ending, Endpoints, MakeRouter, MakeWorker
 from cluster.signals import StopSignals
 from cluster.store_factory import connect_store
 from core.config import Config
@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 EXIT_STOPPED = 0
 EXIT_FAILED = 1
+EXIT_REPLACE = 75
+"""Drained, and to be started again by whatever runs the process: sysexits' "try again"."""
 
 
 async def run_worker(
@@ -39,7 +41,7 @@ async def run_worker(
     make: MakeWorker,
     on_ready: Callable[[Member], None],
 ) -> int:
-    """Runs a worker until it is told to stop or fails. Returns the exit status.
+    """Runs a worker until it is told to stop, is drained, or fails. Returns the exit status.
 
     Raises ConfigError, or what the start raised.
     """
@@ -53,8 +55,8 @@ async def run_worker(
             if member is None:
                 return EXIT_STOPPED
             on_ready(member)
-            status = await _until_over(worker, signals.requested)
-            if status == EXIT_STOPPED:
+            status = await _until_over(worker.wait_ended(), signals.requested)
+            if status == EXIT_STOPPED and signals.requested.is_set():
                 await _unless(signals.hurry, worker.drain(config.worker.drain_timeout_s))
             return status
         finally:
@@ -77,7 +79,7 @@ async def run_router(
             if endpoints is None:
                 return EXIT_STOPPED
             on_ready(endpoints)
-            status = await _until_over(router, signals.requested)
+            status = await _until_over(router.wait_failed(), signals.requested)
             await _unless(signals.hurry, router.stop(config.worker.drain_timeout_s))
             return status
         finally:
@@ -87,16 +89,19 @@ async def run_router(
                 await store.close()
 
 
-async def _until_over(process: Worker | Router, requested: asyncio.Event) -> int:
-    """EXIT_STOPPED once a stop is requested, EXIT_FAILED once the process fails."""
-    failed = asyncio.ensure_future(process.wait_failed())
+async def _until_over(end: Awaitable[Ending | None], requested: asyncio.Event) -> int:
+    """The exit status, once a stop is requested or `end` has come."""
+    ended = asyncio.ensure_future(end)
     stop = asyncio.ensure_future(requested.wait())
-    await asyncio.wait((failed, stop), return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait((ended, stop), return_when=asyncio.FIRST_COMPLETED)
     stop.cancel()
-    if not failed.done():
-        failed.cancel()
+    if not ended.done():
+        ended.cancel()
         return EXIT_STOPPED
-    log.error("it failed", exc_info=failed.exception())
+    if ended.exception() is None and (ending := ended.result()) is not None:
+        log.info("drained, to be %s", ending)
+        return EXIT_REPLACE if ending is Ending.REPLACED else EXIT_STOPPED
+    log.error("it failed", exc_info=ended.exception())
     return EXIT_FAILED
 
 

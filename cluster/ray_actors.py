@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.logs import configure_logging, redirect_output
 from cluster.ray_store import StoreRef, open_store
-from cluster.shell import MakeRouter, MakeWorker, Ready, Router, Worker
+from cluster.shell import End, Ending, MakeRouter, MakeWorker, Ready
 from core.config import Config
 from core.errors import TandemError
 from core.request import Phase
@@ -96,9 +97,12 @@ class WorkerActor:
     async def ping(self) -> None:
         """Answers if the process runs and its event loop turns."""
 
-    async def wait_failed(self) -> str:
-        """Why the worker can serve no more, as soon as that is so."""
-        return await _end_of(self._worker)
+    async def wait_ended(self) -> End:
+        """Why the worker's life is over, as soon as that is so. A drained one has stopped then."""
+        end = await _end_of(self._worker.wait_ended())
+        if end.drained is not None:
+            await self.stop(self._config.cluster.stop_timeout_s / 2)
+        return end
 
     async def drain(self, timeout_s: float) -> None:
         await self._worker.drain(timeout_s)
@@ -137,9 +141,9 @@ class RouterActor:
     async def ping(self) -> None:
         """Answers if the process runs and its event loop turns."""
 
-    async def wait_failed(self) -> str:
+    async def wait_ended(self) -> End:
         """Why the router can serve no more, as soon as that is so."""
-        return await _end_of(self._router)
+        return await _end_of(self._router.wait_failed())
 
     async def drain(self, timeout_s: float) -> None:
         await self._router.stop(timeout_s)
@@ -154,10 +158,10 @@ def _move_in(home: Home, config: Config) -> None:
     configure_logging(config.logging)
 
 
-async def _end_of(process: Worker | Router) -> str:
-    """In words. Other errors than ours are Ray's to report, with their trace."""
+async def _end_of(ended: Awaitable[Ending | None]) -> End:
+    """Other errors than ours are Ray's to report, with their trace."""
     try:
-        await process.wait_failed()
+        drained = await ended
     except TandemError as error:
-        return error.message
-    return "it ended by itself"
+        return End(error.message)
+    return End("it ended by itself" if drained is None else f"drained, to be {drained}", drained)

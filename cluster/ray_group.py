@@ -21,7 +21,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster.ray_actors import Refusal
 from cluster.ray_calls import ProcessLostError, call
-from cluster.shell import Progress, Ready
+from cluster.shell import End, Progress, Ready
 from core.errors import TandemError
 
 log = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ class ActorGroup:
             await asyncio.wait((relay,))
         return replies[0]
 
-    async def wait_failed(self) -> str:
+    async def wait_ended(self) -> End:
         watches = [asyncio.ensure_future(self._watch_rank(actor)) for actor in self._actors]
         try:
             done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
@@ -171,18 +171,18 @@ class ActorGroup:
             raise StartRefusedError(reply)
         return reply
 
-    async def _watch_rank(self, actor: Any) -> str:
-        failed = asyncio.ensure_future(_failure(actor))
+    async def _watch_rank(self, actor: Any) -> End:
+        ended = asyncio.ensure_future(_end_of(actor))
         try:
-            while not failed.done():
-                await asyncio.wait((failed,), timeout=self._watch.ping_s)
-                if not failed.done():
+            while not ended.done():
+                await asyncio.wait((ended,), timeout=self._watch.ping_s)
+                if not ended.done():
                     await call(actor.ping.remote(), timeout_s=self._watch.ping_timeout_s)
-            return failed.result()
+            return ended.result()
         except ProcessLostError as error:
-            return error.message
+            return End(error.message)
         finally:
-            failed.cancel()
+            ended.cancel()
 
 
 def _give_back(actors: Sequence[Any], placement: PlacementGroup | None) -> None:
@@ -194,12 +194,12 @@ def _give_back(actors: Sequence[Any], placement: PlacementGroup | None) -> None:
         remove_placement_group(placement)
 
 
-async def _failure(actor: Any) -> str:
+async def _end_of(actor: Any) -> End:
     try:
-        reason: str = await call(actor.wait_failed.remote(), timeout_s=None)
+        end: End = await call(actor.wait_ended.remote(), timeout_s=None)
     except ProcessLostError as error:
-        return error.message
-    return reason
+        return End(error.message)
+    return end
 
 
 async def _relay(actor: Any, progress: Progress) -> None:

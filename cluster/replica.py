@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
-from cluster.shell import Progress, Ready
+from cluster.shell import End, Progress, Ready
 
 
 class Replica(Protocol):
@@ -15,8 +15,8 @@ class Replica(Protocol):
         """Places and starts it. Raises TandemError; `discard` it then."""
         ...
 
-    async def wait_failed(self) -> str:
-        """Why it died, as soon as it is dead or no longer answers."""
+    async def wait_ended(self) -> End:
+        """Why its life is over, as soon as it is drained, dead or no longer answers."""
         ...
 
     async def drain(self, timeout_s: float) -> None:

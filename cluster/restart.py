@@ -1,8 +1,10 @@
-"""Whether and when a failed process is started again (pure)."""
+"""Whether and when a process whose life is over is started again (pure)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+
+from cluster.shell import Ending
 
 FIRST_DELAY_S = 1.0
 MAX_DELAY_S = 30.0
@@ -32,6 +34,16 @@ class GiveUp:
     """It has used up its restarts."""
 
     num_restarts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """It isn't started again: an operator drained it for good."""
+
+
+def after_drain(history: History, ending: Ending) -> Restart | Retire:
+    """Decides what follows an operator's drain. A wanted restart is no failure: it costs none."""
+    return Retire() if ending is Ending.RETIRED else Restart(0.0, history)
 
 
 def after_failure(history: History, *, ready_s: float, max_restarts: int) -> Restart | GiveUp:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
@@ -12,6 +13,24 @@ from state.store import Member, Store
 
 Progress: TypeAlias = Callable[[str], None]
 """Told what a start is doing, in words for a person ("loading weights", "warming up")."""
+
+
+class Ending(enum.StrEnum):
+    """How a process that an operator drained is meant to go on."""
+
+    RETIRED = "retired"
+    """It isn't needed any more."""
+    REPLACED = "replaced"
+    """A next life shall follow at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """That the life of a process is over, in words."""
+
+    reason: str
+    drained: Ending | None = None
+    """None: it failed."""
 
 
 class Worker(Protocol):
@@ -29,8 +48,8 @@ class Worker(Protocol):
         """Ends everything and frees it. Idempotent."""
         ...
 
-    async def wait_failed(self) -> None:
-        """Returns, or raises the cause, when the worker can serve no more."""
+    async def wait_ended(self) -> Ending:
+        """Returns once an operator's drain is over; raises the cause when it can serve no more."""
         ...
 
 

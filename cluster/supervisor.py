@@ -1,8 +1,9 @@
-"""Keeps one replica alive: notices its death, throws away what is left, starts the next life.
+"""Keeps one replica alive: notices its end, throws away what is left, starts the next life.
 
     start    the first life; its failure is the caller's to judge
-    ready    wait for the failure
-    failed   discard > decide > wait out the delay > start   (a start that fails is a failure)
+    ready    wait for the end: a failure, or an operator's drain
+    ended    discard > decide > wait out the delay > start   (a start that fails is a failure)
+    retired  drained for good: nothing follows, and nobody is to be told
     given up the restarts are used up: `ended` is set
     stopped  by `stop` and `discard`, from any state
 
@@ -17,8 +18,8 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from cluster.replica import MakeReplica, Replica
-from cluster.restart import GiveUp, History, after_failure
-from cluster.shell import Progress, Ready
+from cluster.restart import GiveUp, History, Restart, Retire, after_drain, after_failure
+from cluster.shell import End, Progress, Ready
 from core.clock import Clock
 from core.errors import TandemError
 
@@ -83,26 +84,27 @@ class Supervisor:
         return ready
 
     async def _keep(self) -> None:
-        while await self._one_life():
-            pass
-        self.ended.set()
+        while isinstance(decision := await self._one_life(), Restart):
+            self._history = decision.history
+            await self._relaunch(decision.delay_s)
+        if isinstance(decision, GiveUp):
+            log.error("%s is given up after %d restarts", self.name, decision.num_restarts)
+            self.ended.set()
 
-    async def _one_life(self) -> bool:
-        """Waits for the failure and repairs it; False if that is no longer allowed."""
+    async def _one_life(self) -> Restart | Retire | GiveUp:
+        """Waits for the end of the present life, throws its rest away, and decides what follows."""
         assert self._replica is not None
+        end = End("it did not start")
         if self._ready_at is not None:
-            reason = await self._replica.wait_failed()
-            log.warning("%s failed: %s", self.name, reason)
+            end = await self._replica.wait_ended()
+            level = logging.WARNING if end.drained is None else logging.INFO
+            log.log(level, "%s ended: %s", self.name, end.reason)
         ready_s = 0.0 if self._ready_at is None else self._clock.now() - self._ready_at
         self._on_change(self.name, None)
         await self.discard()
-        decision = after_failure(self._history, ready_s=ready_s, max_restarts=self._max_restarts)
-        if isinstance(decision, GiveUp):
-            log.error("%s is given up after %d restarts", self.name, decision.num_restarts)
-            return False
-        self._history = decision.history
-        await self._relaunch(decision.delay_s)
-        return True
+        if end.drained is not None:
+            return after_drain(self._history, end.drained)
+        return after_failure(self._history, ready_s=ready_s, max_restarts=self._max_restarts)
 
     async def _relaunch(self, delay_s: float) -> None:
         if delay_s:

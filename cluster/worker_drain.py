@@ -6,15 +6,27 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 
+from cluster.shell import Ending
 from engine.step_loop import StepLoop
 
 
 class DrainGate:
-    """Open until the first drain. `withdraw` takes the worker out of the cluster's membership."""
+    """Open until the first drain.
 
-    def __init__(self, step_loop: StepLoop, withdraw: Callable[[], Awaitable[None]]) -> None:
+    `withdraw` takes the worker out of the cluster's membership. `on_retired` is told once an
+    operator's drain is over: the worker's life ends then, and how it is meant to go on.
+    """
+
+    def __init__(
+        self,
+        step_loop: StepLoop,
+        withdraw: Callable[[], Awaitable[None]],
+        on_retired: Callable[[Ending], None],
+    ) -> None:
         self._step_loop = step_loop
         self._withdraw = withdraw
+        self._on_retired = on_retired
+        self._retirements: set[asyncio.Task[int]] = set()
         self.draining = False
 
     async def drain(self, timeout_s: float) -> int:
@@ -28,3 +40,20 @@ class DrainGate:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(idle.wait(), timeout_s)
         return 0 if idle.is_set() else self._step_loop.num_unfinished
+
+    async def retire(self, timeout_s: float, ending: Ending) -> int:
+        """`drain`, and then the worker's life ends. Goes on when whoever asked for it leaves."""
+        retirement = asyncio.create_task(self._retire(timeout_s, ending))
+        self._retirements.add(retirement)
+        retirement.add_done_callback(self._retirements.discard)
+        return await asyncio.shield(retirement)
+
+    def stop(self) -> None:
+        """Nobody waits any longer: the worker stops. Idempotent."""
+        for retirement in self._retirements:
+            retirement.cancel()
+
+    async def _retire(self, timeout_s: float, ending: Ending) -> int:
+        num_remaining = await self.drain(timeout_s)
+        self._on_retired(ending)
+        return num_remaining

@@ -10,6 +10,7 @@ import grpc
 
 from core.clock import Clock
 from core.config import Config
+from core.faults import Faults
 from decode_worker.build import build_decode_role
 from decode_worker.role import DecodeRole
 from engine.builder import Engine
@@ -49,10 +50,12 @@ class RoleSetup:
     links: LinkMaker
     clock: Clock
     mailbox: Mailbox
+    stats: TransferStats
+    faults: Faults | None = None
 
     def attach_prefill(self, server: grpc.aio.Server) -> tuple[PrefillRole, Sender]:
         """The prefill role; its sender is served to decode workers through `server`."""
-        settings, stats = self.config.kv_transfer, TransferStats()
+        settings, stats = self.config.kv_transfer, self.stats
         sender = Sender(
             lease_s=settings.lease_s,
             overlap=settings.overlap,
@@ -61,7 +64,13 @@ class RoleSetup:
             stats=stats,
         )
         service = KvTransferService(
-            self._link_identity(), sender, self.engine.storage, self.links, settings, stats
+            self._link_identity(),
+            sender,
+            self.engine.storage,
+            self.links,
+            settings,
+            stats,
+            self.faults,
         )
         kv_transfer_pb2_grpc.add_KvTransferServicer_to_server(service, server)
         role = build_prefill_role(
@@ -83,7 +92,8 @@ class RoleSetup:
             loop=loop,
             clock=self.clock,
             on_event=self.mailbox.post,
-            stats=TransferStats(),
+            stats=self.stats,
+            faults=self.faults,
         )
         return build_decode_role(self.engine, self.config.scheduler, receiver), receiver
 

@@ -20,9 +20,12 @@ from typing import TypeAlias
 
 import grpc
 
+from cluster.shell import Ending
+from cluster.worker_cancels import CancelWatch
 from cluster.worker_drain import DrainGate
 from core.compat import PROTOCOL_VERSION
 from core.config import WorkerConfig
+from core.faults import FaultPoint, Faults
 from core.load import LoadReport
 from core.request import Attempt, AttemptDone, AttemptFailed
 from engine.intake import failed
@@ -81,17 +84,21 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         step_loop: StepLoop,
         pool: BlockPool,
         gate: DrainGate,
+        cancels: CancelWatch,
         *,
         load: Callable[[], LoadReport],
         worker: WorkerConfig,
+        faults: Faults | None = None,
     ) -> None:
         self._describe = describe
         self._step_loop = step_loop
         self._pool = pool
         self._gate = gate
+        self._cancels = cancels
         self._load = load
         self._load_report_s = worker.load_report_s
         self._heartbeat_s = worker.heartbeat_s
+        self._faults = faults
         self._owner: dict[str, RouterSession] = {}
         self._sessions: set[RouterSession] = set()
         self._stopping = False
@@ -113,6 +120,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     def stop(self) -> None:
         """Ends all sessions, also those to come. Idempotent."""
         self._stopping = True
+        self._gate.stop()
         for session in self._sessions:
             session.end()
 
@@ -147,7 +155,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         request: worker_pb2.DrainRequest,
         context: grpc.aio.ServicerContext[worker_pb2.DrainRequest, worker_pb2.DrainReply],
     ) -> worker_pb2.DrainReply:
-        remaining = await self._gate.drain(request.deadline_s)
+        ending = Ending.REPLACED if request.restart else Ending.RETIRED
+        remaining = await self._gate.retire(request.deadline_s, ending)
         return worker_pb2.DrainReply(drained=remaining == 0, num_remaining=remaining)
 
     async def AuditKv(
@@ -158,7 +167,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         """Runs in the step loop, between steps: the only place where the pool stands still."""
         done: asyncio.Future[worker_pb2.AuditKvReply] = asyncio.get_running_loop().create_future()
         loop = asyncio.get_running_loop()
-        self._step_loop.call(lambda: loop.call_soon_threadsafe(_resolve, done, audit(self._pool)))
+        self._step_loop.call(lambda: loop.call_soon_threadsafe(_resolve, done, self._audit()))
         timeout_s = min(context.time_remaining() or _AUDIT_TIMEOUT_S, _AUDIT_TIMEOUT_S)
         try:
             return await asyncio.wait_for(done, timeout_s)
@@ -181,8 +190,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                         handoff = codec.handoff_from_wire(request.decode.handoff)
                     self._submit(session, Submit(attempt, handoff))
                 case "cancel":
-                    cancel = request.cancel
-                    self._step_loop.post(Cancel(cancel.transfer_id, tuple(cancel.choices)))
+                    self._cancel(request.cancel)
 
     def _submit(self, session: RouterSession, submit: Submit) -> None:
         refusal = self._refuse(submit.attempt)
@@ -191,6 +199,12 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             return
         self._owner[submit.attempt.transfer_id] = session
         self._step_loop.post(submit)
+
+    def _cancel(self, cancel: worker_pb2.Cancel) -> None:
+        if cancel.choices:
+            self._step_loop.post(Cancel(cancel.transfer_id, tuple(cancel.choices)))
+        else:
+            self._cancels.cancel(cancel.transfer_id)
 
     def _refuse(self, attempt: Attempt) -> AttemptFailed | None:
         if attempt.transfer_id in self._owner:
@@ -210,6 +224,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         while not session.overrun:
             events = await session.take(self._load_report_s)
             for message in codec.events_to_wire(events):
+                if self._faults is not None and await _is_cut(self._faults):
+                    return
                 yield message
             age_s = loop.time() - reported_at
             if reported is None or age_s >= self._load_report_s:
@@ -232,7 +248,12 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         owned = [key for key, owner in self._owner.items() if owner is session]
         for transfer_id in owned:
             del self._owner[transfer_id]
-            self._step_loop.post(Cancel(transfer_id))
+            self._cancels.cancel(transfer_id)
+
+    def _audit(self) -> worker_pb2.AuditKvReply:
+        info, reply = self._describe(), audit(self._pool)
+        reply.worker_id, reply.epoch, reply.role = info.worker_id, info.epoch, info.role
+        return reply
 
 
 def audit(pool: BlockPool) -> worker_pb2.AuditKvReply:
@@ -277,3 +298,12 @@ def _resolve(
 ) -> None:
     if not future.done():
         future.set_result(reply)
+
+
+async def _is_cut(faults: Faults) -> bool:
+    """Whether a fault ends the session before its next event, which it may also delay."""
+    fault = faults.take(FaultPoint.SESSION)
+    if fault is None:
+        return False
+    await asyncio.sleep(fault.delay_s)
+    return fault.action is not None

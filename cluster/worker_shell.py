@@ -4,7 +4,7 @@
     serve   event loop: gRPC, heartbeats.  step-loop thread: everything about blocks and steps
     drain   leave the cluster, take nothing new, finish what is there
     stop    withdraw, end sessions, transfers, the step loop; always within the grace
-    fail    a dead step loop ends `wait_failed` with its cause; whoever runs the worker replaces it
+    fail    a dead step loop ends `wait_ended` with its cause; whoever runs the worker replaces it
 
 An incarnation has a random epoch: whatever is addressed to a former one is refused.
 """
@@ -17,30 +17,38 @@ import logging
 import os
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 
 import grpc
+from grpc_health.v1 import health_pb2_grpc
 
-from cluster.shell import Progress
+from cluster.faulty_executor import FaultyExecutor
+from cluster.faulty_store import FaultyStore
+from cluster.shell import Ending, Progress
+from cluster.worker_cancels import CancelWatch
 from cluster.worker_drain import DrainGate
+from cluster.worker_health import WorkerHealth
 from cluster.worker_heartbeat import Heartbeat
+from cluster.worker_load import LoadReporter
 from cluster.worker_roles import Mailbox, RoleSetup
 from cluster.worker_service import WorkerService
 from core.clock import MonotonicClock
 from core.compat import PROTOCOL_VERSION
 from core.config import Config
+from core.faults import make_faults
 from core.load import LoadReport
 from core.release import RELEASE
 from core.request import Phase
 from engine.builder import Engine, build_engine
 from engine.role import Role
-from engine.step_loop import StepLoop
+from engine.step_loop import Executor, StepLoop
 from kv_transfer.backend import make_links
 from kv_transfer.channel import server_options
+from kv_transfer.faulty_link import FaultyLinkMaker
 from kv_transfer.link import LinkMaker
 from kv_transfer.receiver import Receiver
 from kv_transfer.sender import Sender
+from kv_transfer.stats import TransferStats
 from prefill_worker.role import WorkerIdentity
 from protos import codec, worker_pb2, worker_pb2_grpc
 from state.store import Member, Store
@@ -63,6 +71,7 @@ class _Parts:
     gate: DrainGate
     server: grpc.aio.Server
     heartbeat: Heartbeat
+    health: WorkerHealth
     links: LinkMaker
     transfers: Sender | Receiver
 
@@ -74,17 +83,19 @@ class WorkerShell:
         self._config = config
         self._role = role
         self._worker_id = worker_id
-        self._store = store
+        faults = config.faults
+        self._faults = make_faults(faults.spec, seed=faults.seed, worker_id=worker_id)
+        self._store = store if self._faults is None else FaultyStore(store, self._faults)
         self._epoch = uuid.uuid4().hex
         self._clock = MonotonicClock()
-        self._failed: asyncio.Future[None] | None = None
+        self._ended: asyncio.Future[Ending] | None = None
         self._parts: _Parts | None = None
         self._address = ""
 
     async def start(self, progress: Progress) -> Member:
         """Loads, warms up, binds and announces. Raises ConfigError, StoreUnavailableError."""
         loop = asyncio.get_running_loop()
-        self._failed = loop.create_future()
+        self._ended = loop.create_future()
         engine = await asyncio.to_thread(self._build_engine, progress)
         server = self._make_server()
         port = server.add_insecure_port(f"{self._config.worker.host}:{self._config.worker.port}")
@@ -101,10 +112,10 @@ class WorkerShell:
         """Leaves the cluster and finishes what is there; returns the attempts that remain."""
         return 0 if self._parts is None else await self._parts.gate.drain(timeout_s)
 
-    async def wait_failed(self) -> None:
-        """Returns never while the worker can serve; raises what ended its step loop."""
-        assert self._failed is not None, "wait for a worker that was started"
-        await asyncio.shield(self._failed)
+    async def wait_ended(self) -> Ending:
+        """Returns once an operator's drain is over; raises what ended its step loop."""
+        assert self._ended is not None, "wait for a worker that was started"
+        return await asyncio.shield(self._ended)
 
     async def stop(self, grace_s: float) -> None:
         """Ends everything within `grace_s`, whatever is still running. Idempotent."""
@@ -114,6 +125,7 @@ class WorkerShell:
         step_s = grace_s / 4
         await parts.heartbeat.stop()
         parts.service.stop()
+        parts.health.stop()
         if isinstance(parts.transfers, Sender):
             await asyncio.to_thread(parts.transfers.stop, step_s)
         else:
@@ -139,12 +151,18 @@ class WorkerShell:
         self, engine: Engine, server: grpc.aio.Server, loop: asyncio.AbstractEventLoop
     ) -> _Parts:
         """Wires role, transfers, step loop and services; starts nothing but the lease reaper."""
-        mailbox = Mailbox()
-        links = make_links(
+        mailbox, stats = Mailbox(), TransferStats()
+        links: LinkMaker = make_links(
             self._config.kv_transfer.backend, host=self._config.worker.host, device=engine.device
         )
         identity = WorkerIdentity(self._worker_id, self._epoch, self._address, engine.compat_key)
-        setup = RoleSetup(self._config, engine, identity, links, self._clock, mailbox)
+        executor: Executor = engine.runner
+        if self._faults is not None:
+            links = FaultyLinkMaker(links, self._faults)
+            executor = FaultyExecutor(executor, self._faults)
+        setup = RoleSetup(
+            self._config, engine, identity, links, self._clock, mailbox, stats, self._faults
+        )
         role: Role
         transfers: Sender | Receiver
         if self._role is Phase.PREFILL:
@@ -153,27 +171,32 @@ class WorkerShell:
             role, transfers = setup.attach_decode(loop)
         step_loop = StepLoop(
             role,
-            engine.runner,
+            executor,
             block_size=engine.pool.block_size,
             eos_token_ids=engine.eos_token_ids,
             clock=self._clock,
             publish=lambda events: _call(loop, lambda: service.deliver(events)),
             on_failure=lambda error: _call(loop, lambda: self._fail(error)),
         )
-        mailbox.connect(step_loop.post)
-        gate = DrainGate(step_loop, lambda: heartbeat.stop())
-        load = partial(_load, step_loop, gate, stuck_after_s=self._config.worker.stuck_after_s)
+        cancels = CancelWatch(step_loop, engine.pool, self._clock)
+        mailbox.connect(cancels.post)
+        gate = DrainGate(step_loop, lambda: heartbeat.stop(), self._retire)
+        load = LoadReporter(step_loop, gate, stats, cancels, self._config.worker.stuck_after_s).load
         service = WorkerService(
             lambda: self._describe(engine, load()),
             step_loop,
             engine.pool,
             gate,
+            cancels,
             load=load,
             worker=self._config.worker,
+            faults=self._faults,
         )
         worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
+        health = WorkerHealth(load, self._config.worker.load_report_s)
+        health_pb2_grpc.add_HealthServicer_to_server(health, server)
         heartbeat = Heartbeat(self._store, self._config.worker.heartbeat_s)
-        return _Parts(engine, step_loop, service, gate, server, heartbeat, links, transfers)
+        return _Parts(engine, step_loop, service, gate, server, heartbeat, health, links, transfers)
 
     def _member(self, engine: Engine) -> Member:
         return Member(
@@ -205,18 +228,12 @@ class WorkerShell:
         )
 
     def _fail(self, error: BaseException) -> None:
-        if self._failed is not None and not self._failed.done():
-            self._failed.set_exception(error)
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_exception(error)
 
-
-def _load(step_loop: StepLoop, gate: DrainGate, *, stuck_after_s: float) -> LoadReport:
-    """The step loop's load, with what only the shell knows: draining, and whether it is stuck.
-
-    Sessions ask for it until they end, so also while the worker stops.
-    """
-    report = step_loop.load()
-    ready = report.last_step_age_s < stuck_after_s
-    return replace(report, draining=gate.draining, ready=ready)
+    def _retire(self, ending: Ending) -> None:
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(ending)
 
 
 def _call(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> None:

@@ -10,7 +10,7 @@ import uuid
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 
-from cluster.shell import Endpoints, MakeWorker, Progress, Router, Worker
+from cluster.shell import Ending, Endpoints, MakeWorker, Progress, Router, Worker
 from core.config import Config
 from core.errors import CapacityError, WorkerLostError
 from core.request import Phase
@@ -57,8 +57,9 @@ class StandInWorker:
         await self._store.withdraw(self._worker_id, self._epoch)
         await self._server.stop(grace_s)
 
-    async def wait_failed(self) -> None:
+    async def wait_ended(self) -> Ending:
         await self._over.wait()
+        return Ending.RETIRED
 
     async def _beat(self, member: Member) -> None:
         ttl_s = 3 * self._config.worker.heartbeat_s
@@ -105,7 +106,7 @@ class LoadingWorker(StandInWorker):
 class FailingWorker(StandInWorker):
     """A worker whose step loop dies as soon as it is ready."""
 
-    async def wait_failed(self) -> None:
+    async def wait_ended(self) -> Ending:
         raise WorkerLostError("the step loop died")
 
 

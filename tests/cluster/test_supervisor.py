@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from cluster.shell import Progress, Ready
+from cluster.shell import End, Ending, Progress, Ready
 from cluster.supervisor import Supervisor
 from core.clock import MonotonicClock
 from core.errors import CapacityError, TandemError, UnavailableError
@@ -22,6 +22,7 @@ class Life:
         self.number = number
         self.refusal = refusal
         self.death = asyncio.Event()
+        self.drained: Ending | None = None
         self.done: list[str] = []
         self.stop_error: TandemError | None = None
 
@@ -31,9 +32,9 @@ class Life:
             raise self.refusal
         return Ready("w", self.number, f"life:{self.number}")
 
-    async def wait_failed(self) -> str:
+    async def wait_ended(self) -> End:
         await self.death.wait()
-        return "killed"
+        return End("killed", self.drained)
 
     async def drain(self, timeout_s: float) -> None:
         self.done.append("drain")
@@ -133,6 +134,35 @@ def test_used_up_restarts_end_the_keeping_and_say_so() -> None:
         await house.keeper.ended.wait()
         assert len(house.lives) == 1
         assert house.lives[0].done == ["discard"]
+
+    run(check)
+
+
+def test_a_drained_replica_is_not_started_again_and_nothing_has_failed() -> None:
+    async def check() -> None:
+        house = House(max_restarts=0)
+        await house.start()
+        house.lives[0].drained = Ending.RETIRED
+        house.lives[0].death.set()
+        assert await house.changes.get() is None
+        await house.end()
+        assert house.lives[0].done == ["discard"]
+        assert len(house.lives) == 1
+        assert not house.keeper.ended.is_set()
+
+    run(check)
+
+
+def test_a_drained_replica_that_is_wanted_again_costs_no_restart() -> None:
+    async def check() -> None:
+        house = House(max_restarts=0)
+        await house.start()
+        for number in range(3):
+            house.lives[number].drained = Ending.REPLACED
+            house.lives[number].death.set()
+            assert await house.changes.get() is None
+            assert await house.changes.get() == Ready("w", number + 1, f"life:{number + 1}")
+        await house.end()
 
     run(check)
 
