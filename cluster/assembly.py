@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 import importlib
 
+from cluster.faulty_store import FaultyStore
 from cluster.own_address import with_own_address
 from cluster.shell import Makers, Router, Worker
 from core.config import Config
+from core.faults import make_faults
 from core.request import Phase
 from state.store import Store
+
+_ROUTER_ID = "router"
+"""What a router is called in rules of `faults.spec`."""
 
 
 def real_makers() -> Makers:
@@ -29,4 +34,5 @@ async def make_router(config: Config, store: Store) -> Router:
     from cluster.router_process import build_router, load_texts
 
     texts = await asyncio.to_thread(load_texts, config)
-    return build_router(config, texts, store)
+    faults = make_faults(config.faults.spec, seed=config.faults.seed, worker_id=_ROUTER_ID)
+    return build_router(config, texts, store if faults is None else FaultyStore(store, faults))
