@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence, Set
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 from rich.console import Console
 
 from bench.options import JsonOption, RepeatsOption, SeedOption
-from bench.peers.contenders import Contender, Setting, chosen_contenders
+from bench.peers.contenders import Contender, Setting, all_contenders, chosen_contenders
 from bench.peers.export import check_exportable, export_gguf, export_huggingface
 from bench.peers.install import install as install_peer
 from bench.peers.places import PEERS, Peer, Places
 from bench.peers.report import PeersReport, peers_report
 from bench.peers.results import Results
 from bench.peers.run import PeersPlan, PeersRun
-from bench.peers.tables import bars_table, memory_table, peers_table
-from bench.peers.workloads import all_workloads, chosen
+from bench.peers.tables import bars_table, memory_tables, peers_table
+from bench.peers.workloads import Workload, all_workloads, chosen
 from bench.progress import show_progress
 from bench.report import write_json
 from bench.runner import LoopTimer
@@ -34,6 +35,8 @@ peers_app = typer.Typer(
     invoke_without_command=True,
     help="Measure Tandem beside vLLM, llama.cpp and transformers: same weights, same prompts.",
 )
+
+Named = TypeVar("Named", Contender, Workload)
 
 # Columns for every server, where no terminal's width says otherwise.
 _FILE_WIDTH = 200
@@ -81,7 +84,8 @@ def peers(
     if context.invoked_subcommand is not None:
         return
     places = places_at(environments)
-    workloads = chosen(all_workloads(None if trace is None else read_trace(trace)), workload or [])
+    known = all_workloads(None if trace is None else read_trace(trace))
+    workloads = chosen(known, workload or [])
     wanted = chosen_contenders(contender or [])
     card = load_card(resolve(load_config(overrides=[f"model.model={model}"]).model))
     check_exportable(card)
@@ -100,7 +104,11 @@ def peers(
     run = PeersRun(plan, results, LoopTimer(MonotonicClock()), show_progress)
     run_unwinding(run.run())
     report = peers_report(
-        results.measurements, wanted, workloads, {**left_out, **run.left_out}, settings
+        results.measurements,
+        wanted_or_measured(all_contenders(), wanted, {m.contender for m in results.measurements}),
+        wanted_or_measured(known, workloads, {m.workload for m in results.measurements}),
+        {**left_out, **run.left_out},
+        settings,
     )
     write_json(json_file or directory / "report.json", report)
     show(report)
@@ -137,6 +145,14 @@ def found(
     return tuple(c for c in contenders if c.name not in left_out), left_out
 
 
+def wanted_or_measured(
+    known: Sequence[Named], wanted: Sequence[Named], measured: Set[str]
+) -> tuple[Named, ...]:
+    """What a report shows, in the known order: an earlier run may have measured more."""
+    names = measured | {one.name for one in wanted}
+    return tuple(one for one in known if one.name in names)
+
+
 def export(card: ModelCard, contenders: tuple[Contender, ...], places: Places) -> None:
     """Writes the model in every format that one of the contenders reads. Raises ConfigError."""
     needed = {contender.peer for contender in contenders}
@@ -153,7 +169,8 @@ def show(report: PeersReport) -> None:
     if not console.is_terminal:
         console.width = _FILE_WIDTH
     console.print(peers_table(report))
-    console.print(memory_table(report))
+    for table in memory_tables(report):
+        console.print(table)
     console.print(bars_table(report.bars))
     if report.busiest_share > 0:
         console.print(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,29 @@ class ProcessMemory:
     pid: int
     name: str
     pss_mib: float
+
+
+@dataclass(frozen=True, slots=True)
+class ServerMemory:
+    """All processes of a server at two moments; empty where it wasn't looked at."""
+
+    start: tuple[ProcessMemory, ...] = ()
+    """Right after its first answer."""
+    most: tuple[ProcessMemory, ...] = ()
+    """When they took most after a workload."""
+
+    def loaded(self, processes: tuple[ProcessMemory, ...]) -> ServerMemory:
+        """With what they take after one more workload."""
+        return ServerMemory(self.start, max(self.most, processes, key=total_mib))
+
+    def and_then(self, later: ServerMemory) -> ServerMemory:
+        """With what the same server takes when it is started otherwise."""
+        return ServerMemory(self.start or later.start, max(self.most, later.most, key=total_mib))
+
+
+def total_mib(processes: Sequence[ProcessMemory]) -> float:
+    """The sum over the processes."""
+    return sum(process.pss_mib for process in processes)
 
 
 def tree_memory(root_pid: int, proc: Path = _PROC) -> tuple[ProcessMemory, ...]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bench.peers.bars import Verdict, all_bars, verdicts
 from bench.peers.contenders import Contender
+from bench.peers.memory_measurement import START_MIB, TOTAL_MIB
 from bench.peers.results import Measurement
 from bench.peers.summary import Summary, figures_of, summaries
 from bench.peers.workloads import MEMORY, Workload
@@ -23,7 +24,9 @@ class PeersReport:
     bases: tuple[str, ...]
     """Whom ratios are over: our first contender, and every peer."""
     processes_mib: dict[str, dict[str, float]]
-    """Each contender's processes in the run of median memory."""
+    """Each contender's processes under load, in the run of median memory."""
+    start_processes_mib: dict[str, dict[str, float]]
+    """The same right after the first answer, in the run of median memory then."""
     left_out: dict[str, str]
     """Why contenders are missing, by name."""
     problems: tuple[str, ...]
@@ -55,7 +58,8 @@ def peers_report(
         summaries=summaries(known, figures_of(workloads), bases),
         bars=verdicts(known, all_bars()),
         bases=bases,
-        processes_mib=_processes(known),
+        processes_mib=_processes(known, TOTAL_MIB, lambda m: m.processes_mib),
+        start_processes_mib=_processes(known, START_MIB, lambda m: m.start_processes_mib),
         left_out=dict(left_out),
         problems=tuple(
             f"{m.contender}, {m.workload}, run {m.repeat + 1}: {m.problem}"
@@ -70,13 +74,17 @@ def peers_report(
     )
 
 
-def _processes(measurements: Sequence[Measurement]) -> dict[str, dict[str, float]]:
+def _processes(
+    measurements: Sequence[Measurement],
+    figure: str,
+    processes: Callable[[Measurement], dict[str, float]],
+) -> dict[str, dict[str, float]]:
     """Of an even number of runs, the one with less of the middle two."""
     runs: dict[str, list[Measurement]] = defaultdict(list)
     for measurement in measurements:
-        if measurement.workload == MEMORY:
+        if measurement.workload == MEMORY and figure in measurement.figures:
             runs[measurement.contender].append(measurement)
     return {
-        name: sorted(seen, key=lambda m: m.figures["total_mib"])[(len(seen) - 1) // 2].processes_mib
+        name: processes(sorted(seen, key=lambda m: m.figures[figure])[(len(seen) - 1) // 2])
         for name, seen in runs.items()
     }

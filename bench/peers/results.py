@@ -29,7 +29,9 @@ class Measurement:
     problem: str | None = None
     """Why the figures are none; such a measurement is made again when the run goes on."""
     processes_mib: dict[str, float] = field(default_factory=dict)
-    """Of `memory`: each process."""
+    """Of `memory`: each process when all together took most."""
+    start_processes_mib: dict[str, float] = field(default_factory=dict)
+    """Of `memory`: each process right after the first answer."""
     took_s: float = 0.0
 
     @property
@@ -69,9 +71,13 @@ class Results:
         with self._path.open("ab") as file:
             file.write(line + b"\n")
 
+    def get(self, contender: str, workload: str, repeat: int) -> Measurement | None:
+        """The last one, with or without a problem."""
+        return self._made.get((contender, workload, repeat))
+
     def has(self, contender: str, workload: str, repeat: int) -> bool:
         """Whether it was measured, without a problem."""
-        made = self._made.get((contender, workload, repeat))
+        made = self.get(contender, workload, repeat)
         return made is not None and made.problem is None
 
     @property

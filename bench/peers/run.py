@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 
@@ -23,7 +23,8 @@ from bench.peers.arrival import measure_arrival
 from bench.peers.client import PeerClient
 from bench.peers.closed_loop import UnfairError, measure_closed_loop
 from bench.peers.contenders import Contender, Launch, Setting
-from bench.peers.memory import ProcessMemory, tree_memory
+from bench.peers.memory import ServerMemory, tree_memory
+from bench.peers.memory_measurement import memory_measurement, with_earlier
 from bench.peers.quiet import busy_share
 from bench.peers.results import Measurement, Results
 from bench.peers.server import Server, first_answer, running
@@ -63,6 +64,7 @@ class _Live:
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
     start_s: float | None = None
     """Until its first answer; None once it was told."""
+    memory: ServerMemory = field(default_factory=ServerMemory)
 
 
 class PeersRun:
@@ -94,19 +96,18 @@ class PeersRun:
         await self._look_for_quiet(contender, repeat)
         began_s = self._timer.now()
         setting = self._plan.setting
-        memory: tuple[ProcessMemory, ...] = ()
+        memory = ServerMemory()
         try:
             for launch, group in groupby(todo, lambda w: contender.launch(setting, w.demand)):
-                seen = await self._serve(contender, launch, list(group), repeat)
-                memory = max(memory, seen, key=_total_mib)
+                memory = memory.and_then(await self._serve(contender, launch, list(group), repeat))
         except ServerError as error:
             self.left_out[contender.name] = error.message
             self._progress(f"{contender.name} is left out: {error.message}")
             return
-        figures = {"total_mib": _total_mib(memory), "num_processes": float(len(memory))}
-        names = {f"{process.name} ({process.pid})": process.pss_mib for process in memory}
         took_s = self._timer.now() - began_s
-        self._note(contender, MEMORY, repeat, figures, processes_mib=names, took_s=took_s)
+        made = memory_measurement(contender.name, repeat, memory)
+        earlier = self._results.get(contender.name, MEMORY, repeat)
+        self._results.add(replace(with_earlier(made, earlier), took_s=took_s))
         self._progress(f"{contender.name}: repeat {repeat + 1} took {took_s:.0f} s")
 
     def _lacks(self, contender: Contender, workload: Workload, repeat: int) -> bool:
@@ -119,8 +120,8 @@ class PeersRun:
 
     async def _serve(
         self, contender: Contender, launch: Launch, workloads: Sequence[Workload], repeat: int
-    ) -> tuple[ProcessMemory, ...]:
-        """The workloads on one server; returns its memory afterwards. Raises ServerError."""
+    ) -> ServerMemory:
+        """The workloads on one server; returns the memory it took. Raises ServerError."""
         live = self._paused.pop(contender.name, None)
         if live is None:
             live = await self._start(contender, launch)
@@ -129,7 +130,7 @@ class PeersRun:
         try:
             for workload in workloads:
                 await self._measure(contender, live, workload, repeat)
-            memory = tree_memory(live.server.pid)
+                live.memory = live.memory.loaded(tree_memory(live.server.pid))
         except BaseException:
             await live.stack.aclose()
             raise
@@ -138,6 +139,7 @@ class PeersRun:
             self._paused[contender.name] = live
         else:
             await live.stack.aclose()
+        memory, live.memory = live.memory, ServerMemory()
         return memory
 
     async def _start(self, contender: Contender, launch: Launch) -> _Live:
@@ -161,8 +163,10 @@ class PeersRun:
             start_s = await first_answer(
                 server, client, question, self._timer, timeout_s=_START_TIMEOUT_S
             )
+            # Before the warm-up: from here on what grows is the cache of prompts
+            memory = ServerMemory(start=tree_memory(server.pid))
             await warm_up(client, _WARMUP, self._timer)
-            return _Live(server, client, launch, stack.pop_all(), start_s)
+            return _Live(server, client, launch, stack.pop_all(), start_s, memory)
         raise AssertionError("the stack hides no error")
 
     async def _measure(
@@ -207,7 +211,6 @@ class PeersRun:
         figures: dict[str, float],
         *,
         problem: str | None = None,
-        processes_mib: dict[str, float] | None = None,
         took_s: float = 0.0,
     ) -> None:
         self._results.add(
@@ -217,7 +220,6 @@ class PeersRun:
                 repeat=repeat,
                 figures=figures,
                 problem=problem,
-                processes_mib=processes_mib or {},
                 took_s=took_s,
             )
         )
@@ -226,7 +228,3 @@ class PeersRun:
         while self._paused:
             _, live = self._paused.popitem()
             await live.stack.aclose()
-
-
-def _total_mib(processes: Sequence[ProcessMemory]) -> float:
-    return sum(process.pss_mib for process in processes)

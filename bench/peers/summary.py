@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bench.peers.memory_measurement import START_MIB, TOTAL_MIB
 from bench.peers.results import Measurement
 from bench.peers.workloads import MEMORY, Arrival, ClosedLoop, Start, Workload
 from bench.stats import median
@@ -69,7 +70,11 @@ def values(measurements: Sequence[Measurement], figure: Figure, contender: str) 
 def figures_of(workloads: Sequence[Workload]) -> tuple[Figure, ...]:
     """What is shown of the workloads, and of memory."""
     shown = [figure for workload in workloads for figure in _figures(workload)]
-    return (*shown, Figure(MEMORY, "total_mib", "memory of all processes, MiB"))
+    return (
+        *shown,
+        Figure(MEMORY, START_MIB, "memory of all processes after the first answer, MiB"),
+        Figure(MEMORY, TOTAL_MIB, "memory of all processes under load, cached prompts too, MiB"),
+    )
 
 
 def _figures(workload: Workload) -> list[Figure]:

@@ -17,7 +17,7 @@ from bench.traces import TraceRow
 from core.errors import ConfigError
 
 MEMORY = "memory"
-"""Not asked for, but noted whenever a server has done its workloads."""
+"""Not asked for, but noted of every server: after its first answer, and after its workloads."""
 
 
 @dataclass(frozen=True, slots=True)

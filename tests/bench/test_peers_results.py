@@ -7,13 +7,16 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.table import Table
 
 from bench.peers.bars import all_bars, verdicts
+from bench.peers.command import wanted_or_measured
 from bench.peers.contenders import all_contenders, chosen_contenders
+from bench.peers.memory_measurement import with_earlier
 from bench.peers.report import PeersReport, peers_report
 from bench.peers.results import Measurement, Results
 from bench.peers.summary import Figure, figures_of, ratio
-from bench.peers.tables import bars_table, memory_table, number, peers_table
+from bench.peers.tables import bars_table, memory_tables, number, peers_table
 from bench.peers.workloads import all_workloads, chosen
 from bench.report import read_json, write_json
 from core.errors import ConfigError
@@ -83,11 +86,100 @@ def test_every_bar_names_contenders_that_take_its_workload_and_a_figure_of_it() 
             assert bar.workload == "memory" or contenders[name].takes(bar.workload), bar.text
 
 
+def memory(contender: str, repeat: int, **figures: float) -> Measurement:
+    """Of one process."""
+    most, start = figures["total_mib"], figures.get("start_mib")
+    return Measurement(
+        contender,
+        "memory",
+        repeat,
+        {"num_processes": 1.0, **figures},
+        processes_mib={"router (7)": most},
+        start_processes_mib={} if start is None else {"router (7)": start},
+    )
+
+
+def shown(*tables: Table) -> list[str]:
+    """The lines of the tables in a wide terminal."""
+    output = StringIO()
+    console = Console(file=output, width=200)
+    for table in tables:
+        console.print(table)
+    return output.getvalue().splitlines()
+
+
+def test_the_bar_of_memory_is_for_the_start_and_load_is_told_beside_it() -> None:
+    name = "tandem 1P+1D bf16"
+    made = [memory(name, r, start_mib=1_500.0 + r, total_mib=3_000.0) for r in range(3)]
+    (verdict,) = (v for v in verdicts(made, all_bars()) if v.bar.workload == "memory")
+    assert verdict.text == f"{name}, memory, start_mib: at most 2384.19"
+    assert (verdict.value, verdict.kept, verdict.beside) == (1_501.0, True, 3_000.0)
+    (line,) = (line for line in shown(bars_table([verdict])) if "1,501" in line)
+    assert "3,000 under load" in line
+
+
+def test_older_measurements_of_memory_are_read_and_their_start_counts_as_not_measured(
+    tmp_path: Path,
+) -> None:
+    Results.begin(tmp_path, SETTINGS, resume=False)
+    with (tmp_path / "measurements.jsonl").open("a") as file:
+        file.write(
+            '{"contender":"tandem 1P+1D bf16","workload":"memory","repeat":0,'
+            '"figures":{"total_mib":900.0,"num_processes":1.0},"problem":null,'
+            '"processes_mib":{"router (7)":900.0},"took_s":1.0}\n'
+        )
+    made = Results.begin(tmp_path, SETTINGS, resume=True).measurements
+    (verdict,) = (v for v in verdicts(made, all_bars()) if v.bar.workload == "memory")
+    assert (verdict.value, verdict.kept, verdict.beside) == (None, None, 900.0)
+    read = peers_report(made, all_contenders(), all_workloads(), {}, SETTINGS)
+    assert read.processes_mib and not read.start_processes_mib
+
+
+def test_a_turn_that_goes_on_keeps_its_start_and_the_larger_load() -> None:
+    first = memory("a", 0, start_mib=500.0, total_mib=900.0)
+    later = memory("a", 0, start_mib=510.0, total_mib=600.0)
+    assert with_earlier(later, None) == later
+    assert with_earlier(later, first) == first
+    assert with_earlier(later, memory("a", 0, total_mib=550.0)) == later
+
+
+def test_every_workload_has_its_ratios_over_both_peers_and_tells_its_repeats() -> None:
+    names = ["tandem bf16", "vllm bf16", "llama.cpp bf16"]
+    figures = figures_of(all_workloads())
+    made = [
+        Measurement(
+            name,
+            workload,
+            repeat,
+            {figure.name: float(factor) for figure in figures if figure.workload == workload},
+            processes_mib={"one (1)": 1.0},
+        )
+        for factor, name in enumerate(names, start=2)
+        for workload in dict.fromkeys(figure.workload for figure in figures)
+        for repeat in range(3)
+    ]
+    found = peers_report(made, chosen_contenders(names), all_workloads(), {}, SETTINGS)
+    ours = [summary for summary in found.summaries if summary.contender == "tandem bf16"]
+    assert [summary.figure for summary in ours] == list(figures)
+    for summary in ours:
+        assert summary.ratios == {"vllm bf16": 2 / 3, "llama.cpp bf16": 2 / 4}
+    rows = [line.split("\u2502") for line in shown(peers_table(found)) if "  tandem bf16" in line]
+    assert len(rows) == len(figures)
+    for row in rows:
+        assert [cell.strip() for cell in row[4:-1]] == ["3", "", "0.67", "0.50"]
+
+
+def test_a_report_shows_what_an_earlier_run_measured_too() -> None:
+    wanted = chosen(all_workloads(), ["stream"])
+    both = wanted_or_measured(all_workloads(), wanted, {"start", "memory"})
+    assert [workload.name for workload in both] == ["start", "stream"]
+
+
 def report() -> PeersReport:
     made = [
         stream("vllm bf16", 0, 20.0),
         stream("tandem bf16", 0, 10.0),
-        Measurement("tandem bf16", "memory", 0, {"total_mib": 900.0}, None, {"router (7)": 900.0}),
+        memory("tandem bf16", 0, start_mib=700.0, total_mib=900.0),
         Measurement("vllm bf16", "quiet", 0, {"busy_share": 0.25}),
         Measurement("vllm bf16", "start", 0, problem="HTTP 500"),
     ]
@@ -101,16 +193,11 @@ def report() -> PeersReport:
 
 
 def test_the_table_holds_every_server_side_by_side_with_ratios() -> None:
-    output = StringIO()
-    console = Console(file=output, width=160)
-    console.print(peers_table(report()))
-    console.print(memory_table(report()))
-    console.print(bars_table(report().bars))
-    lines = output.getvalue().splitlines()
+    lines = shown(peers_table(report()), *memory_tables(report()), bars_table(report().bars))
     (ours,) = (line for line in lines if "  tandem bf16" in line and "10.0" in line)
     (theirs,) = (line for line in lines if "  vllm bf16" in line and "20.0" in line)
     assert "0.50" in ours and "2.00" in theirs
-    assert any("router (7)" in line for line in lines)
+    assert [line.split()[-2] for line in lines if "router (7)" in line] == ["700", "900"]
     assert any("kept" in line for line in lines)
 
 

@@ -82,6 +82,11 @@ def test_contenders_are_measured_in_turn_and_one_that_fails_is_left_out(tmp_path
     assert made["two", "arrival", 1].figures["worst_gap_over_own_median"] >= 1
     memory = made["one", "memory", 0]
     assert memory.figures["total_mib"] == pytest.approx(sum(memory.processes_mib.values()))
+    assert memory.figures["start_mib"] == pytest.approx(sum(memory.start_processes_mib.values()))
+    assert set(memory.start_processes_mib) == set(memory.processes_mib), "of one server"
+    assert "start_mib" in made["two", "memory", 0].figures
+    assert "start_mib" not in made["two", "memory", 1].figures, "it was only paused"
+    assert made["two", "memory", 1].figures["total_mib"] > 1
 
     measured = len(results.measurements)
     _, again, steps = measure(tmp_path, (fake("one"),), repeats=2)
