@@ -1,23 +1,18 @@
-"""The router's metrics: what clients saw, and what workers report about themselves.
+"""The router's metrics: what clients saw, and what came of the legs of their requests.
 
 Every label has few values: outcomes and reasons come from closed sets, worker ids from membership.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from core import metric_names as names
 from core.errors import TransferError
-from core.load import LoadReport
 from core.request import AttemptDone, Phase
 from router.leg_event import LegEnd
 from router.request_life import RequestLife
-from state.store import Member
+from router.worker_metrics import Loads, WorkerCollector
 
 SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300)
 SHORT_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2, 5)
@@ -52,8 +47,6 @@ TRANSFER_REASONS = frozenset(
 )
 OTHER = "other"
 
-Loads = Callable[[], Iterable[tuple[Member, LoadReport]]]
-
 
 class RouterMetrics:
     """Owns a registry of its own, so that several routers fit into one process."""
@@ -84,19 +77,16 @@ class RouterMetrics:
         self._output_tokens = self._counter(names.OUTPUT_TOKENS_TOTAL, "Tokens sent to clients")
         self._retries = self._counter(names.RETRIES_TOTAL, "Attempts after a choice's first")
         self._cancels = self._counter(names.CANCELS_TOTAL, "Requests whose client left")
-        self._transfer = self._histogram(
-            names.TRANSFER_SECONDS, "Pull opened to last block", SHORT_SECONDS
-        )
         self._handoff = self._histogram(
             names.KV_HANDOFF_SECONDS, "End of P's last chunk to D's first step", SHORT_SECONDS
         )
-        self._transfer_failures = self._counter(
-            names.TRANSFER_FAILURES_TOTAL, "KV transfers that failed, by reason", "reason"
+        self._handoff_failures = self._counter(
+            names.KV_HANDOFF_FAILURES_TOTAL, "Legs that failed for want of their KV", "reason"
         )
 
     def watch_workers(self, loads: Loads) -> None:
         """Shows the last load report of each worker; `loads` is asked at every scrape."""
-        self.registry.register(_WorkerCollector(loads))
+        self.registry.register(WorkerCollector(loads))
 
     def render(self) -> bytes:
         """The registry in Prometheus' text format."""
@@ -132,13 +122,11 @@ class RouterMetrics:
         """A worker's word at the end of a leg: how the KV travelled."""
         if isinstance(event, AttemptDone):
             # Zero means that there was none: nothing to pull, or no prefill worker at all.
-            if phase is Phase.DECODE and event.timings.transfer_s > 0:
-                self._transfer.observe(event.timings.transfer_s)
             if phase is Phase.DECODE and event.timings.handoff_s > 0:
                 self._handoff.observe(event.timings.handoff_s)
         elif event.code == TransferError.code:
             reason = event.reason if event.reason in TRANSFER_REASONS else OTHER
-            self._transfer_failures.labels(reason).inc()
+            self._handoff_failures.labels(reason).inc()
 
     def _observe_timings(self, life: RequestLife) -> None:
         timings = life.timeline.timings()
@@ -158,59 +146,3 @@ class RouterMetrics:
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...] = SECONDS) -> Histogram:
         return Histogram(name, text, buckets=buckets, registry=self.registry)
-
-
-class _WorkerCollector(Collector):
-    """Turns load reports into gauges at the moment of the scrape: no stale worker is shown."""
-
-    def __init__(self, loads: Loads) -> None:
-        self._loads = loads
-
-    def describe(self) -> Iterable[Metric]:
-        return ()
-
-    def collect(self) -> Iterator[Metric]:
-        loads = [(member.worker_id, member.role.value, load) for member, load in self._loads()]
-        yield _blocks(loads)
-        yield _gauge(names.WORKER_RUNNING, "Sequences running", loads, lambda r: r.num_running)
-        yield _gauge(names.WORKER_WAITING, "Sequences waiting", loads, lambda r: r.num_waiting)
-        yield _gauge(
-            names.WORKER_KV_UNFILLED_SLOTS,
-            "Token slots allocated and not filled, imports apart",
-            loads,
-            lambda r: r.kv_unfilled_slots,
-        )
-        yield _gauge(
-            names.WORKER_LAST_STEP_AGE_SECONDS,
-            "Age of the last step while work is pending",
-            loads,
-            lambda r: r.last_step_age_s,
-        )
-        preemptions = CounterMetricFamily(
-            names.WORKER_PREEMPTIONS_TOTAL, "Preempted sequences", labels=("worker", "role")
-        )
-        for worker_id, role, load in loads:
-            preemptions.add_metric((worker_id, role), load.num_preemptions)
-        yield preemptions
-
-
-_WorkerLoads = list[tuple[str, str, LoadReport]]
-
-
-def _blocks(loads: _WorkerLoads) -> Metric:
-    family = GaugeMetricFamily(
-        names.WORKER_KV_BLOCKS, "KV blocks by state", labels=("worker", "role", "state")
-    )
-    for worker_id, role, load in loads:
-        for state, count in sorted(load.kv_blocks.items()):
-            family.add_metric((worker_id, role, state), count)
-    return family
-
-
-def _gauge(
-    name: str, text: str, loads: _WorkerLoads, value: Callable[[LoadReport], float]
-) -> Metric:
-    family = GaugeMetricFamily(name, text, labels=("worker", "role"))
-    for worker_id, role, load in loads:
-        family.add_metric((worker_id, role), value(load))
-    return family

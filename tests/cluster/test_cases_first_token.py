@@ -58,7 +58,7 @@ def test_an_answer_that_ends_with_its_first_token_is_finished(
         reasons = [c["finish_reason"] for event in events for c in event["choices"]]
         assert [r for r in reasons if r] == [reason] * fields.get("n", 1)
         await house.check_whole()
-        assert await house.metric(names.TRANSFER_FAILURES_TOTAL) == 0
+        assert await house.metric(names.KV_HANDOFF_FAILURES_TOTAL) == 0
 
     house.run(test())
 
@@ -75,7 +75,7 @@ def test_two_hundred_answers_that_end_at_once_are_each_prefilled_once(house: Cas
             assert answer["tandem"]["num_attempts"] == 1
         await house.check_whole()
         assert house.d.transferred.num_transfers == moved
-        assert await house.metric(names.TRANSFER_FAILURES_TOTAL) == 0
+        assert await house.metric(names.KV_HANDOFF_FAILURES_TOTAL) == 0
 
     house.run(test())
 

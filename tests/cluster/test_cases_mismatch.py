@@ -87,7 +87,7 @@ def test_legs_that_name_different_transfers_fail_with_a_metric(
         response = await post(house.router, PROMPT, max_tokens=9)
         assert response.status_code == 503
         assert response.json()["error"]["code"] == "transfer_failed"
-        failures = await house.metric(names.TRANSFER_FAILURES_TOTAL, reason="unknown_transfer")
+        failures = await house.metric(names.KV_HANDOFF_FAILURES_TOTAL, reason="unknown_transfer")
         assert failures == NUM_ATTEMPTS
         await house.check_whole()
 

@@ -123,7 +123,7 @@ def test_blocks_are_reclaimed_by_the_deadline_and_the_request_fails_once(
     house, prompt = peer.house, some_tokens(NUM_TOKENS, seed=2 + stream)
 
     async def timeouts() -> float:
-        return await house.metric(names.TRANSFER_FAILURES_TOTAL, reason="timeout")
+        return await house.metric(names.KV_HANDOFF_FAILURES_TOTAL, reason="timeout")
 
     async def test() -> None:
         before = await timeouts()

@@ -14,6 +14,7 @@ from fakes_worker import Trap
 from prometheus_client.parser import text_string_to_metric_families
 
 from core import metric_names as names
+from core.histogram import Histogram
 from core.load import LoadReport
 from core.request import AttemptFailed
 
@@ -261,11 +262,7 @@ def test_metrics_count_what_happened(texts: Texts) -> None:
         assert (await h.http.post("/v1/completions", json=body(model="x"))).status_code == 404
         h.d.report(load)
         await h.until(lambda: any(load == seen for _, seen in h.router.fleet.loads()))
-        samples = {
-            (s.name, *sorted(s.labels.values())): s.value
-            for family in text_string_to_metric_families((await h.http.get("/metrics")).text)
-            for s in family.samples
-        }
+        samples = await samples_of(h)
         assert samples[(names.REQUESTS_TOTAL, "finished")] == 1
         assert samples[(names.REQUESTS_TOTAL, "model_not_found")] == 1
         assert samples[(names.REQUESTS_RUNNING,)] == 0
@@ -279,6 +276,45 @@ def test_metrics_count_what_happened(texts: Texts) -> None:
         assert samples[(names.WORKER_RUNNING, "decode", "decode-0")] == 3
 
     in_house(texts, test, decode=1, prefill=2, trap=Trap(position=0))
+
+
+def test_metrics_show_each_worker_and_forget_one_that_has_gone(texts: Texts) -> None:
+    async def test(h: House) -> None:
+        load = LoadReport(
+            kv_blocks={"free": 7, "leased": 5},
+            last_step_age_s=0.5,
+            kv_transfer_bytes=4096,
+            kv_transfer_s=Histogram((0.1, 1.0), (2, 1, 1), 5.5),
+            kv_transfer_failures={"timeout": 3},
+            cancel_to_free_s=Histogram((0.5,), (4, 0), 0.25),
+        )
+        h.p.report(load)
+        await h.until(lambda: any(load == seen for _, seen in h.router.fleet.loads()))
+        samples, who = await samples_of(h), ("prefill", "prefill-0")
+        assert samples[(names.WORKER_KV_BLOCKS, "leased", *who)] == 5
+        assert samples[(names.WORKER_LAST_STEP_AGE_SECONDS, *who)] == 0.5
+        assert samples[(names.TRANSFER_BYTES_TOTAL, *who)] == 4096
+        assert samples[(names.TRANSFER_FAILURES_TOTAL, *who, "timeout")] == 3
+        assert samples[(f"{names.TRANSFER_SECONDS}_bucket", "0.1", *who)] == 2
+        assert samples[(f"{names.TRANSFER_SECONDS}_bucket", "1.0", *who)] == 3
+        assert samples[(f"{names.TRANSFER_SECONDS}_bucket", "+Inf", *who)] == 4
+        assert samples[(f"{names.TRANSFER_SECONDS}_sum", *who)] == 5.5
+        assert samples[(f"{names.CANCEL_TO_FREE_SECONDS}_count", *who)] == 4
+        await h.p.die()
+        await h.until_connected(1)
+        workers = {value for key in await samples_of(h) for value in key[1:]}
+        assert "decode-0" in workers and "prefill-0" not in workers
+
+    in_house(texts, test)
+
+
+async def samples_of(h: House) -> dict[tuple[str, ...], float]:
+    """Every sample of the metrics page by its name and the sorted values of its labels."""
+    return {
+        (s.name, *sorted(s.labels.values())): s.value
+        for family in text_string_to_metric_families((await h.http.get("/metrics")).text)
+        for s in family.samples
+    }
 
 
 def test_stopping_refuses_new_requests_and_lets_the_present_ones_end(texts: Texts) -> None:

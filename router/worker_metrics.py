@@ -1,0 +1,141 @@
+"""What workers report about themselves, as metrics of the router that hears it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
+from typing import TypeAlias
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from core import metric_names as names
+from core.histogram import Histogram
+from core.load import LoadReport
+from state.store import Member
+
+Loads: TypeAlias = Callable[[], Iterable[tuple[Member, LoadReport]]]
+_Labelled: TypeAlias = list[tuple[tuple[str, str], LoadReport]]
+_LABELS = ("worker", "role")
+_LABELS_STATE = (*_LABELS, "state")
+_LABELS_REASON = (*_LABELS, "reason")
+
+
+class WorkerCollector(Collector):
+    """Turns load reports into samples at the moment of the scrape: no worker that is gone shows.
+
+    Totals are the worker's own: they begin again with its next incarnation, as counters may.
+    """
+
+    def __init__(self, loads: Loads) -> None:
+        self._loads = loads
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        loads = [((m.worker_id, m.role.value), load) for m, load in self._loads()]
+        yield _by_label(
+            GaugeMetricFamily(names.WORKER_KV_BLOCKS, "KV blocks by state", labels=_LABELS_STATE),
+            loads,
+            lambda load: load.kv_blocks,
+        )
+        yield _gauge(names.WORKER_RUNNING, "Sequences running", loads, lambda r: r.num_running)
+        yield _gauge(names.WORKER_WAITING, "Sequences waiting", loads, lambda r: r.num_waiting)
+        yield _gauge(
+            names.WORKER_KV_UNFILLED_SLOTS,
+            "Token slots allocated and not filled, imports apart",
+            loads,
+            lambda r: r.kv_unfilled_slots,
+        )
+        yield _gauge(
+            names.WORKER_LAST_STEP_AGE_SECONDS,
+            "Age of the last step while work is pending",
+            loads,
+            lambda r: r.last_step_age_s,
+        )
+        yield _counter(
+            names.WORKER_PREEMPTIONS_TOTAL,
+            "Preempted sequences",
+            loads,
+            lambda r: r.num_preemptions,
+        )
+        yield from _transfers(loads)
+        yield _histogram(
+            names.CANCEL_TO_FREE_SECONDS,
+            "A cancel's arrival at the worker to the last of its blocks free",
+            loads,
+            lambda r: r.cancel_to_free_s,
+        )
+
+
+def _transfers(loads: _Labelled) -> Iterator[Metric]:
+    yield _counter(
+        names.TRANSFER_BYTES_TOTAL,
+        "KV sent by prefill workers, received by decode workers",
+        loads,
+        lambda r: r.kv_transfer_bytes,
+    )
+    yield _histogram(
+        names.TRANSFER_SECONDS,
+        "Pull opened to last block",
+        loads,
+        lambda r: r.kv_transfer_s,
+    )
+    yield _by_label(
+        CounterMetricFamily(
+            names.TRANSFER_FAILURES_TOTAL,
+            "Failed KV transfers as this end saw them, by reason",
+            labels=_LABELS_REASON,
+        ),
+        loads,
+        lambda r: r.kv_transfer_failures,
+    )
+
+
+def _by_label(
+    family: GaugeMetricFamily | CounterMetricFamily,
+    loads: _Labelled,
+    values: Callable[[LoadReport], dict[str, int]],
+) -> Metric:
+    """One sample for each key of `values`; keys come from closed sets."""
+    for labels, load in loads:
+        for key, value in sorted(values(load).items()):
+            family.add_metric((*labels, key), value)
+    return family
+
+
+def _gauge(name: str, text: str, loads: _Labelled, value: Callable[[LoadReport], float]) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=_LABELS)
+    for labels, load in loads:
+        family.add_metric(labels, value(load))
+    return family
+
+
+def _counter(
+    name: str, text: str, loads: _Labelled, value: Callable[[LoadReport], float]
+) -> Metric:
+    family = CounterMetricFamily(name, text, labels=_LABELS)
+    for labels, load in loads:
+        family.add_metric(labels, value(load))
+    return family
+
+
+def _histogram(
+    name: str, text: str, loads: _Labelled, value: Callable[[LoadReport], Histogram]
+) -> Metric:
+    """Workers that keep no such histogram have no samples of it."""
+    family = HistogramMetricFamily(name, text, labels=_LABELS)
+    for labels, load in loads:
+        histogram = value(load)
+        if histogram.counts:
+            bounds = [*map(floatToGoString, histogram.bounds_s), "+Inf"]
+            below = list(zip(bounds, accumulate(histogram.counts), strict=True))
+            family.add_metric(labels, below, histogram.sum_s)
+    return family
