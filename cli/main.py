@@ -10,8 +10,10 @@ from cli.calibrate import calibrate
 from cli.chat import chat
 from cli.config import config
 from cli.demo import demo
+from cli.drain import drain
 from cli.eval import eval_app
 from cli.kernels import kernels_app
+from cli.kv import kv_app
 from cli.lazy import mount
 from cli.logs import logs
 from cli.model import model_app
@@ -49,6 +51,8 @@ def build_app() -> typer.Typer:
     app.add_typer(kernels_app, name="kernels", rich_help_panel=LOOK)
     app.command(rich_help_panel=LOOK)(status)
     app.command(rich_help_panel=LOOK)(logs)
+    app.add_typer(kv_app, name="kv", rich_help_panel=LOOK)
+    app.command(rich_help_panel=LOOK)(drain)
     app.command(rich_help_panel=LOOK)(stop)
     app.command("config", rich_help_panel=LOOK)(config)
     return app

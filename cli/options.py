@@ -50,6 +50,10 @@ WorkerId: TypeAlias = Annotated[
     str | None,
     typer.Option("--id", help="Name of this worker; unset: made up.", show_default=False),
 ]
+RunId: TypeAlias = Annotated[
+    str | None,
+    typer.Option(help="This run (see `tandem status`); unset: the newest.", show_default=False),
+]
 Url: TypeAlias = Annotated[
     str | None,
     typer.Option(help="Base URL of the server; unset: the one that runs here.", show_default=False),

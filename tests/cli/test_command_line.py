@@ -23,13 +23,22 @@ VERBS = (
     "eval",
     "status",
     "logs",
+    "kv",
+    "drain",
     "stop",
     "config",
     "model",
     "bench",
     "kernels",
 )
-INNER_VERBS = ("model fetch", "model list", "model info", "kernels build", "eval perplexity")
+INNER_VERBS = (
+    "model fetch",
+    "model list",
+    "model info",
+    "kernels build",
+    "kv audit",
+    "eval perplexity",
+)
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
