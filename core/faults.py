@@ -55,7 +55,8 @@ class FaultAction(enum.StrEnum):
     DELAY = "delay"
     """The right thing, so many seconds later."""
     DROP = "drop"
-    """Nothing, and nobody is told. A data link that lost a message loses all that follow."""
+    """Nothing, and nobody is told. What follows on the same link or stream is lost as well, as by a
+    cable that is cut: the world doesn't lose one message out of the middle."""
     TRUNCATE = "truncate"
     """Only the first half is sent."""
     CORRUPT = "corrupt"

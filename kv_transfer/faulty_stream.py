@@ -1,4 +1,4 @@
-"""A control stream that loses, delays and ends on purpose: `core.faults` at kv_control."""
+"""A control stream that is late, cut and ended on purpose: `core.faults` at kv_control."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ M = TypeVar("M", pb.LinkRequest, pb.LinkEvent)
 
 
 async def faulty_stream(stream: AsyncIterator[M], faults: Faults | None) -> AsyncIterator[M]:
-    """What one side of a link says. Heartbeats, which come by time, are let through uncounted."""
+    """What one side of a link says. Heartbeats come by time, and are no occurrences."""
+    cut = False
     async for message in stream:
-        if faults is None or message.WhichOneof("kind") == "heartbeat":
-            yield message
-            continue
-        fault = faults.take(FaultPoint.KV_CONTROL)
-        if fault is not None:
-            await asyncio.sleep(fault.delay_s)
-            if fault.action is FaultAction.FAIL:
-                return
-        if fault is None or fault.action is not FaultAction.DROP:
+        if faults is not None and message.WhichOneof("kind") != "heartbeat":
+            fault = faults.take(FaultPoint.KV_CONTROL)
+            if fault is not None:
+                await asyncio.sleep(fault.delay_s)
+                if fault.action is FaultAction.FAIL:
+                    return
+                cut = cut or fault.action is FaultAction.DROP
+        if not cut:
             yield message

@@ -14,6 +14,7 @@ import torch
 
 from core.clock import MonotonicClock
 from core.config import TransferConfig
+from core.faults import Faults
 from core.handoff import Handoff
 from core.kv_spec import KVGroup, KVSpec
 from kv_cache.storage import KVStorage
@@ -105,6 +106,7 @@ class PrefillPeer:
         seed: int = 1,
         spec: KVSpec = SPEC,
         post: Callable[[object], None] | None = None,
+        faults: Faults | None = None,
     ) -> None:
         self.inbox = Inbox()
         self.storage = random_storage(seed, spec)
@@ -113,6 +115,7 @@ class PrefillPeer:
         self.clock = MonotonicClock()
         self._epoch = epoch
         self._maker = maker
+        self._faults = faults
         self.sender = Sender(
             lease_s=config.lease_s,
             overlap=config.overlap,
@@ -130,7 +133,13 @@ class PrefillPeer:
     async def _serve(self, port: int) -> int:
         self._server = grpc.aio.server(options=server_options(self.config.timeout_s))
         service = KvTransferService(
-            self.identity, self.sender, self.storage, self._maker, self.config, self.stats
+            self.identity,
+            self.sender,
+            self.storage,
+            self._maker,
+            self.config,
+            self.stats,
+            self._faults,
         )
         add_KvTransferServicer_to_server(service, self._server)
         bound = self._server.add_insecure_port(f"127.0.0.1:{port}")
@@ -182,6 +191,7 @@ class DecodePeer:
         *,
         compat_key: str = "compat",
         spec: KVSpec = SPEC,
+        faults: Faults | None = None,
     ) -> None:
         self.inbox = Inbox()
         self.storage = KVStorage(spec, NUM_BLOCKS)
@@ -197,6 +207,7 @@ class DecodePeer:
             clock=MonotonicClock(),
             on_event=self.inbox.post,
             stats=self.stats,
+            faults=faults,
         )
 
     def receive(self, blocks: list[int]) -> PullClosed:
