@@ -48,7 +48,8 @@ class StepEngine:
         self.engine = engine
         self._clock = clock
         self._pulled: list[Handoff] = []
-        self._role = build_decode_role(engine, config.scheduler, _InstantReceiver(self._pulled))
+        receiver = _InstantReceiver(self._pulled)
+        self._role = build_decode_role(engine, config.scheduler, receiver, engine.storage)
         self._num_attempts = 0
         fill_blocks(engine)
 

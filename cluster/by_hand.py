@@ -1,5 +1,7 @@
 """One worker or router as a process of its own, without Ray; several share a Redis.
 
+A worker of several ranks starts the others as children of its process (child_ranks.py).
+
 start     load, warm up, bind, announce
 serve     until a signal, until an operator has drained the worker, or until it fails
 drain     take no new work, let sequences finish     (skipped by a second signal)
@@ -14,6 +16,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from cluster.child_ranks import ChildRanks
 from cluster.plan import check_startable
 from cluster.shell import Ending, Endpoints, MakeRouter, MakeWorker
 from cluster.signals import StopSignals
@@ -45,13 +48,15 @@ async def run_worker(
 
     Raises ConfigError, or what the start raised.
     """
-    check_startable(config)
+    check_startable(config, [role])
     grace_s = config.worker.drain_timeout_s + config.cluster.stop_timeout_s
     with StopSignals(grace_s) as signals:
         store = connect_store(config.state)
         worker = await make(config, role, worker_id, store)
+        ranks = ChildRanks(config, worker_id)
         try:
-            member = await _unless(signals.requested, worker.start(_log_progress))
+            start = ranks.lead(worker, _log_progress)
+            member = await _unless(signals.requested, start)
             if member is None:
                 return EXIT_STOPPED
             on_ready(member)
@@ -62,6 +67,7 @@ async def run_worker(
         finally:
             signals.arm()
             await worker.stop(config.cluster.stop_timeout_s / 2)
+            await ranks.end(config.cluster.stop_timeout_s / 4)
             with contextlib.suppress(TandemError):  # its members expire by themselves
                 await store.close()
 

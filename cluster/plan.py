@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from core.config import Config
@@ -20,14 +21,27 @@ class WorkerSpec:
     """Compute threads of each rank; also the CPUs its placement reserves."""
 
 
-def check_startable(config: Config) -> None:
+def check_startable(config: Config, roles: Iterable[Phase]) -> None:
     """Raises ConfigError for what the settings allow and no process can do yet."""
     num_ranks = config.parallel.tensor_parallel_size
-    if num_ranks > 1:
+    if num_ranks > 1 and Phase.PREFILL in roles:
         raise ConfigError(
-            f"parallel.tensor_parallel_size = {num_ranks}: a worker of several ranks cannot be "
-            "started yet; use 1"
+            f"parallel.tensor_parallel_size = {num_ranks}: a prefill worker of several ranks "
+            "cannot hand anything over yet; serve with cluster.num_prefill_workers = 0 and "
+            "router.mode = combined, or use 1"
         )
+
+
+def roles_of(config: Config) -> set[Phase]:
+    """The roles that some worker of `tandem serve` has."""
+    return {spec.role for spec in worker_specs(config, num_cores=1)}
+
+
+def num_sharers(config: Config) -> int:
+    """Ranks that share a machine's cores and memory, taken to be all of the cluster's."""
+    cluster = config.cluster
+    num_workers = cluster.num_prefill_workers + cluster.num_decode_workers
+    return num_workers * config.parallel.tensor_parallel_size
 
 
 def worker_specs(config: Config, *, num_cores: int) -> tuple[WorkerSpec, ...]:
@@ -38,9 +52,7 @@ def worker_specs(config: Config, *, num_cores: int) -> tuple[WorkerSpec, ...]:
         (Phase.DECODE, cluster.num_decode_workers),
     )
     num_ranks = config.parallel.tensor_parallel_size
-    num_threads = threads_per_rank(
-        config, num_cores=num_cores, num_ranks=num_ranks * sum(count for _, count in counts)
-    )
+    num_threads = threads_per_rank(config, num_cores=num_cores, num_ranks=num_sharers(config))
     return tuple(
         WorkerSpec(f"{role.value}-{index}", role, num_ranks, num_threads)
         for role, count in counts

@@ -9,6 +9,7 @@ from typing import Protocol, TypeAlias
 
 from core.config import Config
 from core.request import Phase
+from engine.rendezvous import Rendezvous
 from state.store import Member, Store
 
 Progress: TypeAlias = Callable[[str], None]
@@ -35,6 +36,13 @@ class End:
 
 class Worker(Protocol):
     """One prefill or decode worker: an engine with a role attached, behind gRPC."""
+
+    async def open_group(self) -> Rendezvous:
+        """Before `start`, where the worker has several ranks: where the others are to come.
+
+        `start` waits for them. Raises TandemError.
+        """
+        ...
 
     async def start(self, progress: Progress) -> Member:
         """Loads, warms up, binds and announces. Raises TandemError."""

@@ -12,7 +12,7 @@ from core.clock import Clock
 from core.config import Config
 from core.faults import Faults
 from decode_worker.build import build_decode_role
-from decode_worker.role import DecodeRole
+from decode_worker.role import DecodeRole, KVOps
 from engine.builder import Engine
 from kv_transfer.link import LinkMaker
 from kv_transfer.receiver import Receiver
@@ -46,6 +46,7 @@ class RoleSetup:
 
     config: Config
     engine: Engine
+    kv_ops: KVOps
     identity: WorkerIdentity
     links: LinkMaker
     clock: Clock
@@ -95,7 +96,8 @@ class RoleSetup:
             stats=self.stats,
             faults=self.faults,
         )
-        return build_decode_role(self.engine, self.config.scheduler, receiver), receiver
+        role = build_decode_role(self.engine, self.config.scheduler, receiver, self.kv_ops)
+        return role, receiver
 
     def _link_identity(self) -> LinkIdentity:
         identity = self.identity

@@ -1,5 +1,6 @@
-"""One worker: an engine with its role attached, behind gRPC, in one process.
+"""One worker: an engine with its role attached, behind gRPC, in the process of its first rank.
 
+    group   (several ranks) a rendezvous, where the others come; this one leads
     start   load and warm up > transfers > step loop > bind > announce > heartbeats
     serve   event loop: gRPC, heartbeats.  step-loop thread: everything about blocks and steps
     drain   leave the cluster, take nothing new, finish what is there
@@ -24,6 +25,8 @@ from grpc_health.v1 import health_pb2_grpc
 
 from cluster.faulty_executor import FaultyExecutor
 from cluster.faulty_store import FaultyStore
+from cluster.plan import num_sharers
+from cluster.rank_shell import group_times
 from cluster.shell import Ending, Progress
 from cluster.worker_cancels import CancelWatch
 from cluster.worker_drain import DrainGate
@@ -39,7 +42,12 @@ from core.faults import make_faults
 from core.load import LoadReport
 from core.release import RELEASE
 from core.request import Phase
+from decode_worker.role import KVOps
 from engine.builder import Engine, build_engine
+from engine.group_runner import GroupRunner
+from engine.machine import select_device
+from engine.rank_group import GroupHost, LeaderGroup
+from engine.rendezvous import Rendezvous
 from engine.role import Role
 from engine.step_loop import Executor, StepLoop
 from kv_transfer.backend import make_links
@@ -90,7 +98,15 @@ class WorkerShell:
         self._clock = MonotonicClock()
         self._ended: asyncio.Future[Ending] | None = None
         self._parts: _Parts | None = None
+        self._host: GroupHost | None = None
+        self._group: LeaderGroup | None = None
         self._address = ""
+
+    async def open_group(self) -> Rendezvous:
+        """Where the other ranks are to come; `start` waits for them."""
+        size = self._config.parallel.tensor_parallel_size
+        self._host = await asyncio.to_thread(GroupHost, self._config.worker.host, size)
+        return self._host.rendezvous
 
     async def start(self, progress: Progress) -> Member:
         """Loads, warms up, binds and announces. Raises ConfigError, StoreUnavailableError."""
@@ -101,6 +117,8 @@ class WorkerShell:
         port = server.add_insecure_port(f"{self._config.worker.host}:{self._config.worker.port}")
         self._address = f"{self._config.worker.host}:{port}"
         self._parts = self._assemble(engine, server, loop)
+        if self._group is not None:
+            self._group.plans.watch(lambda error: _call(loop, lambda: self._fail(error)))
         self._parts.step_loop.start()
         await server.start()
         member = self._member(engine)
@@ -120,8 +138,14 @@ class WorkerShell:
     async def stop(self, grace_s: float) -> None:
         """Ends everything within `grace_s`, whatever is still running. Idempotent."""
         parts, self._parts = self._parts, None
-        if parts is None:
-            return
+        if parts is not None:
+            await self._stop_parts(parts, grace_s)
+        if self._host is not None:
+            self._host.close()
+        if self._group is not None:
+            await asyncio.to_thread(self._group.close)
+
+    async def _stop_parts(self, parts: _Parts, grace_s: float) -> None:
         step_s = grace_s / 4
         await parts.heartbeat.stop()
         parts.service.stop()
@@ -137,9 +161,15 @@ class WorkerShell:
     def _build_engine(self, progress: Progress) -> Engine:
         config = self._config
         card = load_card(resolve(config.model))
-        cluster = config.cluster
-        num_sharers = cluster.num_prefill_workers + cluster.num_decode_workers
-        return build_engine(config, card, num_sharers=num_sharers, progress=progress)
+        if self._host is None:
+            return build_engine(config, card, num_sharers=num_sharers(config), progress=progress)
+        progress("waiting for the other ranks")
+        self._group = group = self._host.lead(group_times(config), select_device())
+        engine = build_engine(
+            config, card, num_sharers=num_sharers(config), progress=progress, tp=group.tp
+        )
+        group.enter_service()
+        return engine
 
     def _make_server(self) -> grpc.aio.Server:
         options = dict(server_options(self._config.kv_transfer.timeout_s))
@@ -157,11 +187,14 @@ class WorkerShell:
         )
         identity = WorkerIdentity(self._worker_id, self._epoch, self._address, engine.compat_key)
         executor: Executor = engine.runner
+        kv_ops: KVOps = engine.storage
+        if self._group is not None:
+            executor = kv_ops = GroupRunner(engine.runner, engine.storage, self._group.plans)
         if self._faults is not None:
             links = FaultyLinkMaker(links, self._faults)
             executor = FaultyExecutor(executor, self._faults)
         setup = RoleSetup(
-            self._config, engine, identity, links, self._clock, mailbox, stats, self._faults
+            self._config, engine, kv_ops, identity, links, self._clock, mailbox, stats, self._faults
         )
         role: Role
         transfers: Sender | Receiver

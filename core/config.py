@@ -126,6 +126,9 @@ class ParallelConfig(_Section):
     """Ranks in a worker's group."""
     num_threads: PositiveInt | None = None
     """Compute threads of a rank; unset: this machine's cores divided by the ranks on it."""
+    step_timeout_s: PositiveFloat = 5.0
+    """How long the ranks of a group wait for one another within a step, and an idle one for an
+    answer. A later rank is lost, and its group with it."""
 
 
 class RouterConfig(_Section):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from core.config import SchedulerConfig
-from decode_worker.role import DecodeRole, KVReceiver
+from decode_worker.role import DecodeRole, KVOps, KVReceiver
 from decode_worker.scheduler import DecodeLimits, DecodeScheduler
 from engine.builder import Engine
 
 
 def build_decode_role(
-    engine: Engine, scheduler: SchedulerConfig, receiver: KVReceiver
+    engine: Engine, scheduler: SchedulerConfig, receiver: KVReceiver, kv_ops: KVOps
 ) -> DecodeRole:
-    """The role with its scheduler; KV arrives through `receiver`."""
+    """The role with its scheduler; KV arrives through `receiver`, `kv_ops` change what is stored.
+
+    `kv_ops` is the engine's storage, or what stands before all ranks of its group.
+    """
     limits = DecodeLimits(
         max_num_seqs=scheduler.max_num_seqs,
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
@@ -23,7 +26,7 @@ def build_decode_role(
         engine.pool,
         DecodeScheduler(engine.pool, limits),
         receiver,
-        engine.storage,
+        kv_ops,
         engine.limits,
         compat_key=engine.compat_key,
         eos_token_ids=engine.eos_token_ids,

@@ -32,7 +32,7 @@ class OfflineEngine:
     def __init__(self, engine: Engine, config: Config, clock: Clock | None = None) -> None:
         self.engine = engine
         self._clock = clock or MonotonicClock()
-        self._role = build_decode_role(engine, config.scheduler, _NoReceiver())
+        self._role = build_decode_role(engine, config.scheduler, _NoReceiver(), engine.storage)
 
     @classmethod
     def load(

@@ -1,4 +1,4 @@
-"""Runs steps on this rank: model, KV storage and sampler behind the `Executor` protocol."""
+"""Runs steps on this rank: model and KV storage; and where tokens are sampled, a sampler."""
 
 from __future__ import annotations
 
@@ -14,20 +14,12 @@ from kv_cache.storage import KVStorage
 from model.causal_lm import CausalLM
 
 
-class ModelRunner:
-    """Computes the tokens of a step, writes their KV, samples where the plan says so."""
+class RankRunner:
+    """Computes the tokens of a step and writes their KV."""
 
-    def __init__(
-        self,
-        model: CausalLM,
-        storage: KVStorage,
-        sampler: TokenSampler,
-        *,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, model: CausalLM, storage: KVStorage, *, device: torch.device) -> None:
         self._model = model
         self._storage = storage
-        self._sampler = sampler
         self._device = device
         self._on_cpu = device.type == "cpu"
         self._range = profile_ranges()
@@ -41,12 +33,6 @@ class ModelRunner:
     def program(self) -> StepProgram:
         """What computes the layers, for those who measure it."""
         return self._model.program
-
-    def execute(self, step: StepInput, rows: list[SampleRow]) -> list[Sampled]:
-        """One token for each row, in order. Rows may share logits, as choices of one prompt do."""
-        with torch.inference_mode():
-            logits = self.compute(step)
-            return self.sample(logits, rows) if rows else []
 
     @torch.inference_mode()
     def compute(self, step: StepInput) -> torch.Tensor:
@@ -63,11 +49,6 @@ class ModelRunner:
                 return self._model.step(*arguments)
             return self._model.forward(*arguments)
 
-    def sample(self, logits: torch.Tensor, rows: list[SampleRow]) -> list[Sampled]:
-        """`execute`'s second half."""
-        with self._range("sampling"):
-            return self._sampler.sample(logits, rows)
-
     def _meta(self, step: StepInput) -> AttentionMeta:
         return AttentionMeta(
             query_starts=self._tensor(step.query_starts),
@@ -81,6 +62,32 @@ class ModelRunner:
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         tensor = torch.from_numpy(array)
         return tensor if self._on_cpu else tensor.to(self._device, non_blocking=True)
+
+
+class ModelRunner(RankRunner):
+    """An `Executor`: samples what was computed, on a worker's only rank or its leader."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        storage: KVStorage,
+        sampler: TokenSampler,
+        *,
+        device: torch.device,
+    ) -> None:
+        super().__init__(model, storage, device=device)
+        self._sampler = sampler
+
+    def execute(self, step: StepInput, rows: list[SampleRow]) -> list[Sampled]:
+        """One token for each row, in order. Rows may share logits, as choices of one prompt do."""
+        with torch.inference_mode():
+            logits = self.compute(step)
+            return self.sample(logits, rows) if rows else []
+
+    def sample(self, logits: torch.Tensor, rows: list[SampleRow]) -> list[Sampled]:
+        """`execute`'s second half."""
+        with self._range("sampling"):
+            return self._sampler.sample(logits, rows)
 
 
 def profile_step(num_decode: int, chunk_tokens: int, block_size: int) -> StepInput:

@@ -49,13 +49,30 @@ class TensorParallel:
         return share_of_rank(num_items, self.size, self.rank)
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum over all ranks, in place. Any shape, equal on all ranks."""
-        if self.group is not None:
-            try:
-                self.group.allreduce([x]).wait()
-            except RuntimeError as error:
-                raise self._lost(error) from error
+        """The sum over all ranks, in place. Any shape, equal on all ranks.
+
+        On CPUs every element is summed in the order of the ranks: an all-reduce of more than two
+        ranks starts each piece of the tensor at another rank, so that a row's bits would depend on
+        its place in the batch. Gathering costs a small group as much, since both are latency.
+        """
+        if self.group is None:
+            return x
+        if self.size > 2 and x.device.type == "cpu":
+            first, *others = self._gather(x.contiguous())
+            total = torch.add(first, others[0], out=x)
+            for other in others[1:]:
+                total += other
+            return total
+        try:
+            self.group.allreduce([x]).wait()
+        except RuntimeError as error:
+            raise self._lost(error) from error
         return x
+
+    def smallest(self, number: int, device: torch.device) -> int:
+        """The least of the numbers that the ranks give."""
+        mine = torch.tensor([number], device=device)
+        return min(int(part) for part in self._gather(mine))
 
     def all_gather_columns(self, x: Tensor, num_columns: int) -> Tensor:
         """Joins the ranks' shares of the last axis: [R, share(num_columns)] -> [R, num_columns]."""
@@ -64,12 +81,19 @@ class TensorParallel:
         widths = [len(share_of_rank(num_columns, self.size, r)) for r in range(self.size)]
         # Collectives want equal shapes: shares are padded to the largest, which is the first
         mine = torch.nn.functional.pad(x, (0, widths[0] - x.shape[1])).contiguous()
-        parts = [torch.empty_like(mine) for _ in widths]
+        parts = zip(self._gather(mine), widths, strict=True)
+        return torch.cat([part[:, :width] for part, width in parts], dim=1)
+
+    def _gather(self, mine: Tensor) -> list[Tensor]:
+        """Every rank's tensor, in the order of the ranks."""
+        if self.group is None:
+            return [mine]
+        parts = [torch.empty_like(mine) for _ in range(self.size)]
         try:
             self.group.allgather([parts], [mine]).wait()
         except RuntimeError as error:
             raise self._lost(error) from error
-        return torch.cat([p[:, :w] for p, w in zip(parts, widths, strict=True)], dim=1)
+        return parts
 
     def _lost(self, error: RuntimeError) -> WorkerLostError:
         return WorkerLostError(f"rank {self.rank} of {self.size} lost its group: {error}")

@@ -14,6 +14,7 @@ from cluster.shell import Ending, Endpoints, MakeWorker, Progress, Router, Worke
 from core.config import Config
 from core.errors import CapacityError, WorkerLostError
 from core.request import Phase
+from engine.rendezvous import Rendezvous
 from state.store import Member, Store
 
 
@@ -30,6 +31,9 @@ class StandInWorker:
         self._server = grpc.aio.server()
         self._over = asyncio.Event()
         self.drained = False
+
+    async def open_group(self) -> Rendezvous:
+        raise AssertionError("a stand-in has one rank")
 
     async def start(self, progress: Progress) -> Member:
         progress("loading weights")

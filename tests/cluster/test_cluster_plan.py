@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.plan import check_startable, threads_per_rank, with_num_threads, worker_specs
+from cluster.plan import (
+    check_startable,
+    num_sharers,
+    roles_of,
+    threads_per_rank,
+    with_num_threads,
+    worker_specs,
+)
 from core.config import Config, load_config
 from core.errors import ConfigError
 from core.request import Phase
@@ -56,6 +63,13 @@ def test_a_rank_gets_its_threads_written_into_a_configuration_of_its_own() -> No
 
 
 def test_what_cannot_be_started_yet_is_refused_by_name() -> None:
-    check_startable(Config())
+    check_startable(Config(), roles_of(Config()))
+    groups = config("parallel.tensor_parallel_size=2")
     with pytest.raises(ConfigError, match=r"parallel\.tensor_parallel_size = 2"):
-        check_startable(config("parallel.tensor_parallel_size=2"))
+        check_startable(groups, roles_of(groups))
+    check_startable(groups, {Phase.DECODE})
+
+
+def test_every_rank_of_every_worker_shares_the_machine() -> None:
+    three = config("cluster.num_decode_workers=2", "parallel.tensor_parallel_size=3")
+    assert num_sharers(three) == 9

@@ -1,0 +1,113 @@
+"""The ranks of one worker: how they meet, and what joins them.
+
+    leader   host > tell others the rendezvous > gather their connections > build the group
+    others   connect with the token > build the group
+    then     all load and warm up; in service, deadlines are short
+
+Two connections join them: plans from the leader to each of the others (plan_channel.py), and the
+process group in which layers meet (model/tensor_parallel.py). Its store is hosted by the leader,
+under the token as a prefix, which a stranger can't guess.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+from torch._C._distributed_c10d import Store
+
+from core.errors import WorkerLostError
+from engine.plan_channel import PlanListener, PlanReceiver, PlanSender
+from engine.rendezvous import Rendezvous
+from kv_transfer.process_group import Group, connect_store, gloo_group, host_store, nccl_group
+from model.tensor_parallel import TensorParallel
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTimes:
+    """Deadlines of a group, in seconds."""
+
+    start_s: float
+    """From the rendezvous until every rank has loaded."""
+    step_s: float
+    """Of one collective in service, and of an answer to a heartbeat."""
+    heartbeat_s: float
+    """Between two signs of life from an idle leader."""
+
+
+class LeaderGroup:
+    """The group as its leader, rank 0, has it."""
+
+    def __init__(self, tp: TensorParallel, group: Group, plans: PlanSender, step_s: float) -> None:
+        self.tp = tp
+        self.plans = plans
+        self._group = group
+        self._step_s = step_s
+
+    def enter_service(self) -> None:
+        """All ranks have loaded: from here on a late one is a lost one."""
+        self._group.set_timeout(timedelta(seconds=self._step_s))
+
+    def close(self) -> None:
+        self.plans.close()
+
+
+class GroupHost:
+    """A leader that waits for the other ranks, at an address of its own."""
+
+    def __init__(self, host: str, size: int) -> None:
+        assert size > 1
+        self._listener = PlanListener(host)
+        self._store, store_port = host_store(host)
+        self.rendezvous = Rendezvous(
+            host, self._listener.port, store_port, self._listener.token.hex(), size
+        )
+
+    def lead(self, times: GroupTimes, device: torch.device) -> LeaderGroup:
+        """The group, once every rank has come. Raises WorkerLostError."""
+        at = self.rendezvous
+        connections = self._listener.gather(at.size, times.start_s)
+        plans = PlanSender(connections, heartbeat_s=times.heartbeat_s, timeout_s=times.step_s)
+        try:
+            group = _make_group(at, 0, device, times.start_s)
+        except WorkerLostError:
+            plans.close()
+            raise
+        return LeaderGroup(TensorParallel(0, at.size, group), group, plans, times.step_s)
+
+    def close(self) -> None:
+        """Ends a `lead` under way. Idempotent."""
+        self._listener.close()
+
+
+class Membership:
+    """The group as one of the other ranks has it."""
+
+    def __init__(self, at: Rendezvous, rank: int, times: GroupTimes, device: torch.device) -> None:
+        """Joins. Raises WorkerLostError."""
+        token = bytes.fromhex(at.token)
+        self.plans = PlanReceiver(at.host, at.plan_port, token, rank, timeout_s=times.start_s)
+        try:
+            self._group = _make_group(at, rank, device, times.start_s)
+        except WorkerLostError:
+            self.plans.close()
+            raise
+        self.tp = TensorParallel(rank, at.size, self._group)
+        self._times = times
+
+    def enter_service(self) -> None:
+        """All ranks have loaded: from here on a silent leader is a lost one."""
+        self._group.set_timeout(timedelta(seconds=self._times.step_s))
+        self.plans.patience(self._times.step_s + 3 * self._times.heartbeat_s)
+
+
+def _make_group(at: Rendezvous, rank: int, device: torch.device, timeout_s: float) -> Group:
+    timeout = timedelta(seconds=timeout_s)
+    try:
+        store: Store = connect_store(at.host, at.store_port, at.token, timeout)
+        if device.type == "cuda":
+            return nccl_group(store, rank, at.size, timeout=timeout)
+        return gloo_group(store, rank, at.size, host=at.host, timeout=timeout)
+    except RuntimeError as error:
+        raise WorkerLostError(f"rank {rank} found no group of {at.size}: {error}") from error

@@ -1,0 +1,62 @@
+"""The thread of a rank that follows a leader: take a plan, do it, take the next.
+
+no scheduler, no block pool, no sampler: which blocks are whose is the leader's business
+end    told to stop; or an error, and the group is of no use any more
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from engine.builder import Rank
+from engine.plan_channel import PlanReceiver
+from engine.plan_message import CopyBlocks, Step, Stop
+
+log = logging.getLogger(__name__)
+
+
+class RankLoop:
+    """Follows the plans of one leader. `on_end` is told why it ended, from its thread."""
+
+    def __init__(
+        self,
+        rank: Rank,
+        plans: PlanReceiver,
+        on_end: Callable[[BaseException | None], None],
+    ) -> None:
+        self._rank = rank
+        self._plans = plans
+        self._on_end = on_end
+        self._thread = threading.Thread(target=self._run, name="tandem-rank-loop", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> bool:
+        """Ends the loop; False if it is still in a step when the time is up."""
+        self._plans.close()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        error: BaseException | None = None
+        try:
+            while self._follow():
+                pass
+        except Exception as failure:
+            log.exception("the rank loop failed")
+            error = failure
+        self._plans.close()  # the leader learns of it at once
+        self._on_end(error)
+
+    def _follow(self) -> bool:
+        match self._plans.receive():
+            case Step(step):
+                self._rank.runner.compute(step)
+            case CopyBlocks(pairs):
+                self._rank.storage.copy_blocks(pairs)
+            case Stop():
+                return False
+        return True
