@@ -39,7 +39,8 @@ class DrainGate:
         self._step_loop.when_idle(lambda: loop.call_soon_threadsafe(idle.set))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(idle.wait(), timeout_s)
-        return 0 if idle.is_set() else self._step_loop.num_unfinished
+        # The step under way may be the first of the only attempt, which isn't counted yet.
+        return 0 if idle.is_set() else max(1, self._step_loop.num_unfinished)
 
     async def retire(self, timeout_s: float, ending: Ending) -> int:
         """`drain`, and then the worker's life ends. Goes on when whoever asked for it leaves."""
