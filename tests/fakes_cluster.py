@@ -114,6 +114,20 @@ class FailingWorker(StandInWorker):
         raise WorkerLostError("the step loop died")
 
 
+class RetiredWorker(StandInWorker):
+    """A worker that an operator drained for good as soon as it was ready."""
+
+    async def wait_ended(self) -> Ending:
+        return Ending.RETIRED
+
+
+class ReplacedWorker(StandInWorker):
+    """A worker that an operator drained for its next life to begin."""
+
+    async def wait_ended(self) -> Ending:
+        return Ending.REPLACED
+
+
 class StandInRouter:
     """Answers every HTTP request with the members it sees, as JSON."""
 
@@ -160,6 +174,8 @@ make_refusing_worker = _maker(RefusingWorker)
 make_stuck_worker = _maker(StuckWorker)
 make_slow_worker = _maker(SlowWorker)
 make_loading_worker = _maker(LoadingWorker)
+make_retired_worker = _maker(RetiredWorker)
+make_replaced_worker = _maker(ReplacedWorker)
 make_failing_worker = _maker(FailingWorker)
 
 

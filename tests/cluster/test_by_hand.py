@@ -12,6 +12,7 @@ import httpx
 import pytest
 from fakes_process import Child, child, python
 
+from cluster.by_hand import EXIT_REPLACE
 from cluster.signals import EXIT_OVERDUE
 from cluster.store_factory import connect_store
 from core.config import StateConfig
@@ -122,6 +123,17 @@ def test_a_worker_whose_step_loop_dies_ends_with_a_status(state: StateConfig) ->
     with child([*python(WORKER), "make_failing_worker", "w", *settings(state)]) as started:
         assert started.end() == 1
     assert "step loop died" in started.output
+    assert members(state) == ()
+
+
+@pytest.mark.parametrize(
+    ("maker", "status"), [("make_retired_worker", 0), ("make_replaced_worker", EXIT_REPLACE)]
+)
+def test_a_worker_that_an_operator_drained_ends_and_says_whether_it_is_wanted_again(
+    state: StateConfig, maker: str, status: int
+) -> None:
+    with child([*python(WORKER), maker, "w", *settings(state)]) as started:
+        assert started.end() == status
     assert members(state) == ()
 
 
