@@ -175,8 +175,9 @@ class WorkerConfig(_Section):
     load_report_s: PositiveFloat = 0.1
     """Shortest time between two load reports that differ; the same load is repeated every
     `heartbeat_s`."""
-    stuck_after_s: PositiveFloat = 5.0
-    """A worker with work pending whose last step is older than this is not ready."""
+    stuck_after_s: PositiveFloat = 4.0
+    """A worker with work pending whose last step is older than this is not ready; nor is one that
+    has said nothing for so long. With reports on their way, `/ready` tells within 5 s."""
     drain_timeout_s: PositiveFloat = 30.0
     """How long a draining worker lets its sequences finish."""
 
