@@ -26,6 +26,11 @@ class ChildRanks:
         self._worker_id = worker_id
         self._children: list[Process] = []
 
+    @property
+    def pids(self) -> list[int]:
+        """Of the ranks that were started, rank 1 first."""
+        return [child.pid for child in self._children]
+
     async def lead(self, worker: Worker, progress: Progress) -> Member:
         """Starts `worker` with its other ranks, if it has any. Raises what its start raises, and
         WorkerLostError if a rank ends meanwhile."""

@@ -20,6 +20,11 @@ class WorkerSpec:
     num_threads: int
     """Compute threads of each rank; also the CPUs its placement reserves."""
 
+    @property
+    def other_ranks(self) -> range:
+        """All but the leader, which is rank 0."""
+        return range(1, self.num_ranks)
+
 
 def check_startable(config: Config, roles: Iterable[Phase]) -> None:
     """Raises ConfigError for what the settings allow and no process can do yet."""

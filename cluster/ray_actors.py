@@ -16,10 +16,11 @@ from pathlib import Path
 
 from cluster.logs import configure_logging, redirect_output
 from cluster.ray_store import StoreRef, open_store
-from cluster.shell import End, Ending, MakeRouter, MakeWorker, Ready
+from cluster.shell import End, Ending, MakeRouter, MakeWorker, Ready, Worker
 from core.config import Config
 from core.errors import TandemError
 from core.request import Phase
+from engine.rendezvous import Rendezvous
 
 log = logging.getLogger(__name__)
 
@@ -67,23 +68,33 @@ class ProgressFeed:
 
 
 class WorkerActor:
-    """One rank of a prefill or decode worker."""
+    """A prefill or decode worker: its only rank, or the leader of its group."""
 
     def __init__(
         self, home: Home, config: Config, role: Phase, store: StoreRef, make: MakeWorker
     ) -> None:
-        _move_in(home, config)
+        move_in(home, config)
         self._name = home.name
         self._config = config
         self._role = role
         self._make = make
         self._store = open_store(store)
+        self._made: Worker | None = None
+
+    async def open_group(self) -> Rendezvous | Refusal:
+        """Where the other ranks are to come. Call first, if there are any."""
+        try:
+            self._made = await self._make_worker()
+            return await self._made.open_group()
+        except TandemError as error:
+            log.error("start refused: %s", error.message)
+            return Refusal(error.code, error.message)
 
     async def start(self) -> Ready | Refusal:
-        """Loads and announces the worker. Call once, first."""
+        """Loads and announces the worker. Call once, before all others but `open_group`."""
         self._feed = ProgressFeed()
         try:
-            self._worker = await self._make(self._config, self._role, self._name, self._store)
+            self._worker = self._made or await self._make_worker()
             member = await self._worker.start(self._feed.tell)
         except TandemError as error:
             log.error("start refused: %s", error.message)
@@ -111,12 +122,15 @@ class WorkerActor:
         await self._worker.stop(grace_s)
         await self._store.close()
 
+    async def _make_worker(self) -> Worker:
+        return await self._make(self._config, self._role, self._name, self._store)
+
 
 class RouterActor:
     """The front door."""
 
     def __init__(self, home: Home, config: Config, store: StoreRef, make: MakeRouter) -> None:
-        _move_in(home, config)
+        move_in(home, config)
         self._name = home.name
         self._config = config
         self._make = make
@@ -153,7 +167,8 @@ class RouterActor:
         await self._store.close()
 
 
-def _move_in(home: Home, config: Config) -> None:
+def move_in(home: Home, config: Config) -> None:
+    """Puts an actor's log where it belongs."""
     redirect_output(home.log_dir / f"{home.name}.log")
     configure_logging(config.logging)
 

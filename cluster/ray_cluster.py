@@ -23,6 +23,7 @@ from cluster.plan import WorkerSpec, with_num_threads, worker_specs
 from cluster.ray_actors import Home, RouterActor, WorkerActor
 from cluster.ray_group import ActorGroup, ActorSpec, Room, Watch
 from cluster.ray_opening import RayOpening
+from cluster.ray_rank_actor import RankActor
 from cluster.ray_session import RaySession
 from cluster.ray_store import StoreRef, create_store, discard_store
 from cluster.shell import Makers, Ready
@@ -133,8 +134,13 @@ class RayCluster:
             num_cpus=spec.num_threads,  # Ray sets OMP_NUM_THREADS to it
             num_gpus=_gpus_per_rank(num_ranks),
         )
-        ranks = [ActorSpec(spec.worker_id, WorkerActor, arguments)] * spec.num_ranks
+        leader = ActorSpec(spec.worker_id, WorkerActor, arguments)
+        ranks = [leader, *[self._other_rank(spec, config, rank) for rank in spec.other_ranks]]
         return self._supervise(spec.worker_id, ranks, room)
+
+    def _other_rank(self, spec: WorkerSpec, config: Config, rank: int) -> ActorSpec:
+        name = f"{spec.worker_id}-rank-{rank}"
+        return ActorSpec(name, RankActor, (Home(name, self._log_dir), config, rank))
 
     def _supervise_router(self, store: StoreRef) -> Supervisor:
         home = Home(ROUTER, self._log_dir)

@@ -1,7 +1,7 @@
 """Actors placed together: one life of a worker group, or of the router.
 
 place    a placement group reserves room for all ranks on one machine
-start    every rank starts; rank 0 leads and is the one that others talk to
+start    rank 0 leads: it says where the others are to come, and every rank starts
 watch    the group fails as one: with the first rank that dies or stops answering
 discard  every rank is killed, the placement group removed
 """
@@ -23,6 +23,7 @@ from cluster.ray_actors import Refusal
 from cluster.ray_calls import ProcessLostError, call
 from cluster.shell import End, Progress, Ready
 from core.errors import TandemError
+from engine.rendezvous import Rendezvous
 
 log = logging.getLogger(__name__)
 
@@ -99,9 +100,14 @@ class ActorGroup:
         self._actors = [
             self._create(spec, placement, index) for index, spec in enumerate(self._ranks)
         ]
-        starts = [asyncio.ensure_future(self._start_rank(actor)) for actor in self._actors]
+        leader, *others = self._actors
+        meeting = [await self._open_group(leader)] if others else []
+        starts = [
+            asyncio.ensure_future(self._start_rank(leader)),
+            *[asyncio.ensure_future(self._start_rank(rank, *meeting)) for rank in others],
+        ]
         # After the starts: an actor takes calls in the order in which they were made.
-        relay = asyncio.ensure_future(_relay(self._actors[0], progress))
+        relay = asyncio.ensure_future(_relay(leader, progress))
         try:
             replies = await asyncio.gather(*starts)
         finally:
@@ -163,9 +169,17 @@ class ActorGroup:
         named = type(f"tandem-{spec.name}", (spec.actor,), {})
         return ray.remote(named).options(**options).remote(*spec.arguments)
 
-    async def _start_rank(self, actor: Any) -> Ready:
+    async def _open_group(self, leader: Any) -> Rendezvous:
+        reply: Rendezvous | Refusal = await call(
+            leader.open_group.remote(), timeout_s=self._watch.start_timeout_s
+        )
+        if isinstance(reply, Refusal):
+            raise StartRefusedError(reply)
+        return reply
+
+    async def _start_rank(self, actor: Any, *arguments: object) -> Ready:
         reply: Ready | Refusal = await call(
-            actor.start.remote(), timeout_s=self._watch.start_timeout_s
+            actor.start.remote(*arguments), timeout_s=self._watch.start_timeout_s
         )
         if isinstance(reply, Refusal):
             raise StartRefusedError(reply)

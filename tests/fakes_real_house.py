@@ -18,6 +18,7 @@ import httpx
 from fakes_golden import Answer, Ask, ChoiceAnswer
 from fakes_loop_thread import DEADLINE_S, LoopThread
 
+from cluster.child_ranks import ChildRanks
 from cluster.router_process import load_texts
 from cluster.store_factory import connect_store
 from cluster.worker_shell import WorkerShell
@@ -141,11 +142,14 @@ def real_house() -> Iterator[RealHouse]:
 
 @contextlib.asynccontextmanager
 async def _worker(config: Config, role: Phase, store: Store) -> AsyncIterator[Member]:
+    """Its other ranks, if the settings ask for any, are processes of their own."""
     shell = WorkerShell(config, role, f"{role.value}-0", store)
+    ranks = ChildRanks(config, f"{role.value}-0")
     try:
-        yield await shell.start(lambda _: None)
+        yield await ranks.lead(shell, lambda _: None)
     finally:
         await shell.stop(8.0)
+        await ranks.end(8.0)
 
 
 @contextlib.asynccontextmanager
