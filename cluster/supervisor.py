@@ -94,13 +94,13 @@ class Supervisor:
     async def _one_life(self) -> Restart | Retire | GiveUp:
         """Waits for the end of the present life, throws its rest away, and decides what follows."""
         assert self._replica is not None
-        end = End("it did not start")
+        end, ready_s = End("it did not start"), 0.0
         if self._ready_at is not None:
             end = await self._replica.wait_ended()
-            level = logging.WARNING if end.drained is None else logging.INFO
-            log.log(level, "%s ended: %s", self.name, end.reason)
-        ready_s = 0.0 if self._ready_at is None else self._clock.now() - self._ready_at
+            ready_s = self._clock.now() - self._ready_at
         self._on_change(self.name, None)
+        level = logging.WARNING if end.drained is None else logging.INFO
+        log.log(level, "%s ended: %s", self.name, end.reason)
         await self.discard()
         if end.drained is not None:
             return after_drain(self._history, end.drained)

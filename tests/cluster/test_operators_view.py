@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import grpc.aio
 import pytest
 from fakes_byte_model import write_byte_model
-from fakes_cases import CaseHouse, case_house, settings, some_tokens
+from fakes_cases import SETTINGS, CaseHouse, case_house, settings, some_tokens
 from fakes_loop_thread import DEADLINE_S
 from fakes_observed_worker import ObservedWorker
+from fakes_process import ROOT, child, tandem
 from fakes_raw_session import attempt
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -197,6 +200,32 @@ def test_a_drain_says_how_many_attempts_remained(house: CaseHouse) -> None:
     house.run(test())
     assert "nothing remained" in outcome(0)
     assert "still had 2 attempts" in outcome(2)
+
+
+def test_by_hand_commands_find_workers_in_the_redis_and_a_drained_one_exits(
+    model: Path, redis_url: str
+) -> None:
+    overrides = [*SETTINGS, f"model.model={model}", "state.backend=redis"]
+    overrides += [f"state.redis_url={redis_url}", f"state.namespace={uuid.uuid4().hex}"]
+    by_hand = [word for override in overrides for word in ("--set", override)]
+
+    def command(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            tandem(*words, *by_hand[-6:]),
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            timeout=DEADLINE_S,
+        )
+
+    assert command("kv", "audit").returncode == 1
+    with child(tandem("decode-worker", "--id", "decode-a", *by_hand)) as worker:
+        worker.wait_for("decode-a ready")
+        audit = command("kv", "audit")
+        assert (audit.returncode, "decode-a  decode" in audit.stdout) == (0, True), audit.stderr
+        drain = command("drain", "decode-a", "--timeout", "60")
+        assert drain.returncode == 0, drain.stderr
+        assert worker.end() == 0
 
 
 def test_an_unknown_worker_is_an_error_that_names_the_known_ones() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -108,6 +109,28 @@ def test_a_killed_worker_is_replaced_and_requests_are_served_again(
     reply = served.ask(max_tokens=8, temperature=0)
     assert reply.status_code == 200, reply.text
     assert "Paris" in reply.json()["choices"][0]["message"]["content"]
+
+
+def test_an_audit_finds_the_books_of_all_workers_balanced(served: Served) -> None:
+    found = json.loads(served.command("kv", "audit", "--json"))
+    assert found["sound"]
+    assert {each["worker_id"] for each in found["workers"]} == {"prefill-0", "decode-0"}
+    assert all(sum(e["blocks_by_state"].values()) == e["num_blocks"] for e in found["workers"])
+
+
+def test_drained_with_restart_a_worker_is_replaced_and_nobody_notices(served: Served) -> None:
+    before = {process.name: process.pid for process in served.run().processes}
+    assert "decode-0 is replaced" in served.command("drain", "decode-0", "--restart")
+    after = {process.name: process.pid for process in served.run().processes}
+    assert after.keys() == before.keys() and after["decode-0"] != before["decode-0"]
+    assert served.ask(max_tokens=8, temperature=0).status_code == 200
+
+
+def test_drained_for_good_a_worker_is_gone_and_the_server_stays(served: Served) -> None:
+    assert "nothing remained" in served.command("drain", "prefill-0")
+    served.child.wait_for("prefill-0 ended: drained, to be retired")
+    assert "prefill-0" not in [process.name for process in served.run().processes]
+    assert "prefill-0" not in served.command("status")
 
 
 def test_stop_ends_it_and_leaves_nothing(served: Served) -> None:
