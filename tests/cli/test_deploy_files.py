@@ -13,6 +13,7 @@ import typer
 import yaml
 
 from cli.main import build_app
+from cluster.worker_health import LIVENESS, READINESS
 from core.config import load_config
 
 DEPLOY = fakes_process.ROOT / "deploy"
@@ -147,6 +148,42 @@ def test_probes_and_ports_are_the_routers() -> None:
         assert at(container, probe, "httpGet", "port") == config.router.http_port
 
 
+def deployments() -> dict[str, Tree]:
+    """Containers of kubernetes.yaml by the name of their Deployment."""
+    documents = yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text())
+    path = ("spec", "template", "spec", "containers", 0)
+    return {d["metadata"]["name"]: at(d, *path) for d in documents if d["kind"] == "Deployment"}
+
+
+def kubernetes_settings() -> dict[str, str]:
+    documents = yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text())
+    (data,) = (d["data"] for d in documents if d["kind"] == "ConfigMap")
+    return {str(key): str(value) for key, value in data.items()}
+
+
+def test_deployments_run_commands_of_ours_with_settings_that_are_known() -> None:
+    found = deployments()
+    assert set(found) == {"tandem-redis", "tandem-prefill", "tandem-decode", "tandem-router"}
+    for name in ("tandem-prefill", "tandem-decode", "tandem-router"):
+        words = at(found[name], "args")
+        assert isinstance(words, list)
+        check_command([str(word) for word in words])
+    assert load_config(environ=kubernetes_settings()).state.backend == "redis"
+
+
+def test_pods_of_workers_are_probed_by_the_names_that_workers_answer_to() -> None:
+    config = load_config(environ=kubernetes_settings())
+    for name in ("tandem-prefill", "tandem-decode"):
+        container = deployments()[name]
+        for probe, service in (
+            ("startupProbe", LIVENESS),
+            ("livenessProbe", LIVENESS),
+            ("readinessProbe", READINESS),
+        ):
+            grpc = at(container, probe, "grpc")
+            assert grpc == {"port": config.worker.port, "service": service}
+
+
 def test_every_file_says_how_it_is_used() -> None:
-    for name in ("Dockerfile", "compose.yaml", "raycluster.yaml"):
+    for name in ("Dockerfile", "compose.yaml", "raycluster.yaml", "kubernetes.yaml"):
         assert Path(DEPLOY / name).read_text().startswith("#")
