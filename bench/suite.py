@@ -1,5 +1,6 @@
-"""The default set of measurements: two layouts side by side, batching, handoff.
+"""The default set of measurements: steps, two layouts side by side, batching, handoff.
 
+this process, before any server    the engine by itself           shares of what the machine can do
 1P+1D and combined, same threads   both up, loaded in turn        throughput, latency, KV waste
 combined                           alone                          static / continuous batching
 1P+1D, overlap on and off          both up, asked in turn         the handoff
@@ -24,12 +25,17 @@ from bench.overlap import OVERLAP_OFF, OVERLAP_ON, handoff_plan, measure_handoff
 from bench.progress import Progress
 from bench.report import SCHEMA_VERSION
 from bench.runner import Timer
+from bench.step import StepPlanOptions, StepReport
 from bench.tandem_server import tandem_server
 from bench.workload import synthetic_items, take
 
 COMBINED, PAIR = "combined", "1P+1D"
 _BATCHING_CONCURRENCY = 32
 _HANDOFF_INPUT_LEN = 1024
+
+
+STEPS = StepPlanOptions(batches=(1, 8, 32), contexts=(128, 1024), prompt_lens=(1024, 4096))
+"""The steps that are measured, with as many threads as a server has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,7 @@ class SuitePlan:
 class SuiteReport:
     """Everything the suite found."""
 
+    steps: StepReport
     comparison: ComparisonReport
     kv_waste: Waste
     batching: BatchingReport
@@ -55,13 +62,17 @@ class SuiteReport:
 
 
 async def run_suite(
+    steps: StepReport,
     plan: SuitePlan,
     settings: Mapping[str, str],
     num_threads: int,
     timer: Timer,
     progress: Progress,
 ) -> SuiteReport:
-    """Starts the servers it needs, with the settings on top of each layout's."""
+    """Starts the servers it needs, with the settings on top of each layout's.
+
+    `steps` were measured before, since nothing else may run meanwhile.
+    """
     layouts = {COMBINED: combined(num_threads), PAIR: pair(num_threads)}
     async with servers(
         {name: {**own, **settings} for name, own in layouts.items()}, progress
@@ -77,7 +88,7 @@ async def run_suite(
         repeats=plan.repeats,
         progress=progress,
     )
-    return SuiteReport(comparison, waste, batching, handoff)
+    return SuiteReport(steps, comparison, waste, batching, handoff)
 
 
 @asynccontextmanager

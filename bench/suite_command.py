@@ -14,7 +14,9 @@ from bench.plot import plot_load
 from bench.progress import show_progress
 from bench.report import write_json
 from bench.runner import LoopTimer
-from bench.suite import SuitePlan, SuiteReport, run_suite
+from bench.step_command import measure_steps
+from bench.step_command import show as show_steps
+from bench.suite import STEPS, SuitePlan, SuiteReport, run_suite
 from bench.tables import batching_table, handoff_table, ratio_table, serve_table, waste_table
 from bench.tandem_server import parse_settings
 from bench.unwinding import run_unwinding
@@ -34,9 +36,11 @@ def suite(
     seed: SeedOption = "0",
     overrides: SetOption = None,
 ) -> None:
-    """Measure this machine: 1P+1D against combined, batching, and the handoff.
+    """Measure this machine: steps, 1P+1D against combined, batching, and the handoff.
 
-    Starts the servers it needs and stops them. Ratios are of runs side by side; medians.
+    Steps of the engine come first, as shares of what this machine reads (MBU) and multiplies (MFU),
+    measured in the same run. Then it starts the servers it needs and stops them. Ratios are of runs
+    side by side; medians.
     """
     plan = SuitePlan(
         concurrencies=tuple(concurrency or (1, 8, 32)),
@@ -47,7 +51,9 @@ def suite(
     )
     settings, num_threads = parse_settings(overrides or []), os.cpu_count() or 1
     timer = LoopTimer(MonotonicClock())
-    report = run_unwinding(run_suite(plan, settings, num_threads, timer, show_progress))
+    # The same threads and settings as the servers' will be
+    steps = measure_steps("", {"parallel.num_threads": str(num_threads), **settings}, STEPS)
+    report = run_unwinding(run_suite(steps, plan, settings, num_threads, timer, show_progress))
     write_json(directory / "suite.json", report)
     plot_load(report.comparison.servers, directory / "suite.png")
     show(report)
@@ -55,6 +61,7 @@ def suite(
 
 def show(report: SuiteReport) -> None:
     """Prints all tables."""
+    show_steps(report.steps, breakdown=False)
     console = Console()
     console.print(serve_table(report.comparison.servers))
     console.print(ratio_table(report.comparison))

@@ -13,9 +13,11 @@ from typer.testing import CliRunner, Result
 from bench.batching import BatchingReport
 from bench.cli import app
 from bench.handoff import HandoffReport
-from bench.report import ServeReport, read_json
+from bench.report import ServeReport, read_json, write_json
 from bench.runner import LoopTimer
-from bench.suite import SuitePlan, compare_layouts, compare_strategies
+from bench.step import PARTS, DecodeCase, PrefillCase, Roofline, StepReport
+from bench.suite import SuitePlan, SuiteReport, compare_layouts, compare_strategies
+from bench.suite_command import show as show_suite
 from core.clock import MonotonicClock
 from core.errors import ConfigError
 
@@ -161,7 +163,19 @@ def test_handoff_puts_two_servers_side_by_side(tmp_path: Path) -> None:
     assert len({str(prompt) for prompt in prompts}) == len(prompts)
 
 
-def test_the_suites_comparisons_run_on_any_two_servers() -> None:
+def step_report() -> StepReport:
+    """One case of each kind, at half of what the machine can do."""
+    limits = Roofline(2e9, 4e9, "bfloat16")
+    parts_s = dict.fromkeys(PARTS, 0.1)
+    decode = DecodeCase(8, 128, 5, 0.6, 0.6, parts_s, 0.0, {}, read_bytes=600_000_000)
+    prefill = PrefillCase(1024, 4, 1.0, 1024.0, operations=2e9)
+    cases = (decode.against(limits),), (prefill.against(limits),)
+    return StepReport("tiny", {}, limits, *cases, skipped=())
+
+
+def test_the_suites_comparisons_run_on_any_two_servers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     async def run() -> None:
         plan = SuitePlan(concurrencies=(1, 2), repeats=2, num_batching_requests=33)
         timer, steps = LoopTimer(MonotonicClock()), list[str]()
@@ -177,5 +191,14 @@ def test_the_suites_comparisons_run_on_any_two_servers() -> None:
         assert len(comparison.ratios) == 2 and len(comparison.runs["combined"]) == 4
         assert waste["combined"].max_slots_per_sequence == 12.0
         assert (batching.name, batching.num_requests) == ("combined", 33)
+        report = SuiteReport(step_report(), comparison, waste, batching, HandoffReport(1024, ()))
+        show_suite(report)
+        write_json(tmp_path / "suite.json", report)
+        assert read_json(tmp_path / "suite.json", SuiteReport) == report
 
     asyncio.run(run())
+    tables = capsys.readouterr().out
+    titles = ("Decode steps, tiny", "Prefill, tiny", "combined")
+    places = [tables.index(title) for title in titles]
+    assert places == sorted(places), "shares of the machine's limits come first"
+    assert tables.count("50%") == 2, "MBU and MFU"
