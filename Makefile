@@ -1,4 +1,6 @@
-# serve, demo: run Tandem.  test, check: prove it.  protos, bench: the rest.
+# serve, demo: run Tandem.  test, check: prove it.  protos, docs: what is generated.
+# bench: this machine's figures, with shares of its limits.  bench-peers: other servers beside it, as
+# far as `tandem bench peers install` has made their environments.  ARGS="..." are passed on.
 # A virtual environment in .venv is made on first use and refreshed when pyproject.toml changes.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   := .venv
@@ -7,7 +9,7 @@ STAMP  := $(VENV)/.installed
 DEV    := $(VENV)/.installed-dev
 SET    ?=
 
-.PHONY: serve demo test check protos bench docs clean
+.PHONY: serve demo test check protos bench bench-peers docs clean
 .DEFAULT_GOAL := serve
 
 $(BIN)/python:
@@ -52,6 +54,9 @@ docs: $(DEV)
 
 bench: $(DEV)
 	$(BIN)/tandem bench suite $(ARGS)
+
+bench-peers: $(DEV)
+	$(BIN)/tandem bench peers $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -42,9 +42,9 @@ def serve(
 ) -> None:
     """Serve MODEL over HTTP (OpenAI's API) and gRPC, until Ctrl-C.
 
-    Starts a private Ray on this machine, prefill and decode workers, and the router, in this order,
-    and says when all is ready. A worker that dies is replaced. Ctrl-C, SIGTERM or `tandem stop`
-    ends everything within ten seconds.
+    Starts a private Ray on this machine, on it the workers and the router, all at once, and says
+    when all is ready. A worker that dies is replaced. Ctrl-C, SIGTERM or `tandem stop` ends
+    everything within ten seconds.
 
     Example: tandem serve default --num-decode-workers 2 --set cache.block_size=32
     """
