@@ -46,6 +46,7 @@ class Steps:
         """Lets `after` more steps pass and keeps those behind them."""
         with self._changed:
             self._num_held = len(self.num_tokens) + after
+            self._changed.notify_all()
 
     def release(self) -> None:
         with self._changed:
