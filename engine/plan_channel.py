@@ -40,12 +40,14 @@ class PlanListener:
         self._socket = socket.create_server((host, 0), family=family)
         self._socket.setblocking(False)
         self.port: int = self._socket.getsockname()[1]
+        self._gathering = False
 
     def gather(self, size: int, timeout_s: float) -> list[socket.socket]:
         """Connections of ranks 1 .. size - 1, in order; then nobody can connect any more.
 
         Raises WorkerLostError if they aren't there in time, or if the listener was closed.
         """
+        self._gathering = True
         hellos: dict[socket.socket, bytearray] = {}
         ranks: dict[int, socket.socket] = {}
         deadline = time.monotonic() + timeout_s
@@ -77,7 +79,9 @@ class PlanListener:
     def close(self) -> None:
         """Ends a `gather` under way. Idempotent; any thread."""
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+            self._socket.shutdown(socket.SHUT_RDWR)  # which wakes a `gather`, as closing does not
+        if not self._gathering:
+            self._socket.close()
 
     def _hear(
         self,

@@ -1,0 +1,72 @@
+"""A group fails as one: whichever rank is lost, its leader says so, and soon."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator
+
+import pytest
+from fakes_golden import Ask
+from fakes_loop_thread import DEADLINE_S
+from fakes_observed_worker import ObservedWorker
+from fakes_real_house import settings
+
+from cluster.child_ranks import ChildRanks
+from core.errors import ConfigError, WorkerLostError
+from core.request import Phase, SamplingParams
+from engine.role import Submit
+from state.memory import MemoryStore
+
+ASK = Ask("it", (1, 2, 3), SamplingParams(max_tokens=400, ignore_eos=True))
+
+
+@contextlib.asynccontextmanager
+async def group(*overrides: str) -> AsyncIterator[tuple[ObservedWorker, list[int]]]:
+    """A decode worker of two ranks, and the processes of the other ranks."""
+    config = settings("parallel.tensor_parallel_size=2", *overrides)
+    worker = ObservedWorker(config, Phase.DECODE, "decode-0", MemoryStore())
+    ranks = ChildRanks(config, "decode-0")
+    try:
+        await ranks.lead(worker, lambda _: None)
+        yield worker, ranks.pids
+    finally:
+        await worker.stop(2.0)
+        await ranks.end(2.0)
+
+
+async def end_of(worker: ObservedWorker) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        await worker.wait_ended()
+
+
+def test_a_killed_rank_ends_its_group_while_nothing_is_computed() -> None:
+    async def scenario() -> None:
+        async with group() as (worker, pids):
+            os.kill(pids[0], signal.SIGKILL)
+            with pytest.raises(WorkerLostError, match="rank 1 of the group is gone"):
+                await end_of(worker)
+
+    asyncio.run(scenario())
+
+
+def test_a_stopped_rank_ends_its_group_at_the_steps_deadline() -> None:
+    async def scenario() -> None:
+        async with group("parallel.step_timeout_s=1") as (worker, pids):
+            os.kill(pids[0], signal.SIGSTOP)
+            worker.parts.step_loop.post(Submit(ASK.attempt((0,))))
+            with pytest.raises(WorkerLostError, match="rank 0 of 2 lost its group"):
+                await end_of(worker)
+
+    asyncio.run(scenario())
+
+
+def test_a_rank_that_cannot_start_ends_the_start_of_all() -> None:
+    async def scenario() -> None:
+        async with group("model.model=/nowhere"):
+            pass
+
+    with pytest.raises((WorkerLostError, ConfigError)):
+        asyncio.run(scenario())
