@@ -21,6 +21,8 @@ from decode_worker.offline import OfflineEngine
 from text.tokenizer import Tokenizer
 
 NUM_ASKS = 64
+SHORT_TOKENS = 3
+"""Of every second half dozen: a first token, and two that read what was written before them."""
 PRECISIONS = {
     "float32": ("model.dtype=float32",),
     "bfloat16": ("model.dtype=bfloat16",),
@@ -46,12 +48,16 @@ class Golden:
 @pytest.fixture(scope="module", params=PRECISIONS)
 def golden(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Iterator[Golden]:
     precision = PRECISIONS[request.param]
-    asks = [
-        replace(ask, sampling=replace(ask.sampling, logprobs=2))
-        for ask in mixed_asks(tokenizer, NUM_ASKS)
-    ]
+    asks = [compared(ask, place) for place, ask in enumerate(mixed_asks(tokenizer, NUM_ASKS))]
     lone = engine(*precision, "cache.enable_prefix_caching=false")
     yield Golden(precision, asks, [answers(lone, [ask])[0] for ask in asks])
+
+
+def compared(ask: Ask, place: int) -> Ask:
+    """With log-probabilities; six in a row, one of each kind of sampling, are as long as they were,
+    the next six short."""
+    longest = ask.sampling.max_tokens if place // 6 % 2 == 0 else SHORT_TOKENS
+    return replace(ask, sampling=replace(ask.sampling, logprobs=2, max_tokens=longest))
 
 
 def engine(*settings: str) -> OfflineEngine:
