@@ -14,7 +14,6 @@ Everything here runs on the event loop; only `deliver` may be called from elsewh
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import TypeAlias
 
@@ -23,6 +22,7 @@ import grpc
 from cluster.shell import Ending
 from cluster.worker_cancels import CancelWatch
 from cluster.worker_drain import DrainGate
+from core.alarm import Alarm
 from core.compat import PROTOCOL_VERSION
 from core.config import WorkerConfig
 from core.faults import FaultPoint, Faults
@@ -50,7 +50,7 @@ class RouterSession:
 
     def __init__(self) -> None:
         self._unread: list[codec.WorkerEvent] = []
-        self._arrived = asyncio.Event()
+        self._arrived = Alarm()
         self.overrun = False
         self.ended = False
 
@@ -66,13 +66,13 @@ class RouterSession:
 
     async def take(self, timeout_s: float) -> list[codec.WorkerEvent]:
         """What has arrived, waiting at most `timeout_s` for something."""
-        if not self._arrived.is_set():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s):
-                    await self._arrived.wait()
-        self._arrived.clear()
+        await self._arrived.wait(timeout_s)
         events, self._unread = self._unread, []
         return events
+
+    def close(self) -> None:
+        """Nobody takes from it any more."""
+        self._arrived.close()
 
 
 class WorkerService(worker_pb2_grpc.WorkerServicer):
@@ -245,6 +245,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
 
     def _abandon(self, session: RouterSession) -> None:
         self._sessions.discard(session)
+        session.close()
         owned = [key for key, owner in self._owner.items() if owner is session]
         for transfer_id in owned:
             del self._owner[transfer_id]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from router.choice import Delta
 from router.generation import Generation
-from router.http_format import DONE, extension_of, frame, usage_of
+from router.http_format import DONE, ChoiceFrames, extension_of, frame, usage_of
 from router.http_logprobs import chat_logprobs
 from router.http_schema import ChatBody
 from text.tokenizer import Tokenizer
@@ -29,6 +29,7 @@ class ChatAnswer:
             "created": created,
             "model": body.model,
         }
+        self._choice_frames = ChoiceFrames(self._head, include_usage=body.include_usage)
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
         """Events; a choice's first one carries its role and leaves with its first token."""
@@ -82,8 +83,7 @@ class ChatAnswer:
             "logprobs": logprobs,
             "finish_reason": finish_reason,
         }
-        event = self._head | {"choices": [choice]}
-        return frame(event | {"usage": None} if self._body.include_usage else event)
+        return self._choice_frames.frame(choice)
 
     def _final_frame(self) -> bytes:
         event = self._head | {"choices": [], "usage": usage_of([self._generation])}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from router.choice import Delta
 from router.generation import Generation
-from router.http_format import DONE, extension_of, frame, usage_of
+from router.http_format import DONE, ChoiceFrames, extension_of, frame, usage_of
 from router.http_logprobs import CompletionLogprobs, joined_completion_logprobs
 from router.http_schema import CompletionBody
 from router.merged import merged
@@ -38,6 +38,7 @@ class CompletionAnswer:
             "created": created,
             "model": body.model,
         }
+        self._choice_frames = ChoiceFrames(self._head, include_usage=body.include_usage)
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
         """Events; a choice's first one leaves with its first token, even if that is no text yet."""
@@ -95,8 +96,7 @@ class CompletionAnswer:
             "logprobs": self._logprobs_of(index, delta),
             "finish_reason": delta.finish_reason,
         }
-        event = self._head | {"choices": [choice]}
-        return frame(event | {"usage": None} if self._body.include_usage else event)
+        return self._choice_frames.frame(choice)
 
     def _final_frame(self) -> bytes:
         event = self._head | {"choices": [], "usage": usage_of(self._generations)}

@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from router.generation import Generation
 
 DONE = b"data: [DONE]\n\n"
 
 
-def frame(value: dict[str, object]) -> bytes:
+_to_json = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def frame(value: Mapping[str, object]) -> bytes:
     """One server-sent event."""
-    return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
+    return f"data: {_to_json(value)}\n\n".encode()
+
+
+class ChoiceFrames:
+    """The events of one stream that differ in their choice: all else is encoded once."""
+
+    def __init__(self, head: Mapping[str, object], *, include_usage: bool) -> None:
+        """Every event holds `head`; `usage` is null in those before the last."""
+        self._before = f'data: {_to_json(head)[:-1]},"choices":['
+        self._after = '],"usage":null}\n\n' if include_usage else "]}\n\n"
+
+    def frame(self, choice: Mapping[str, object]) -> bytes:
+        return (self._before + _to_json(choice) + self._after).encode()
 
 
 def usage_of(generations: Sequence[Generation]) -> dict[str, object]:

@@ -11,7 +11,6 @@ Cancelling the work closes its generators, which cancels both legs on the worker
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import aclosing
@@ -28,10 +27,6 @@ log = logging.getLogger(__name__)
 
 SEND_TIMEOUT_S = 60.0
 """For a client to make room for more: its request holds a place in the house until then."""
-
-
-class StalledClientError(Exception):
-    """A client that doesn't take its answer."""
 
 
 class StreamReply(Response):
@@ -55,9 +50,9 @@ class StreamReply(Response):
         self._error_headers = dict(headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        in_time = send_in_time(send, self._send_timeout_s)
-        with contextlib.suppress(StalledClientError):
-            await until_disconnect(receive, self._run(scope, receive, in_time))
+        watched = WatchedSend(send)
+        work = self._run(scope, receive, watched)
+        await until_disconnect(receive, work, watched.stalled(self._send_timeout_s))
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._frames) as frames:
@@ -103,34 +98,51 @@ class PlainReply(Response):
         await response(scope, receive, send)
 
 
-def send_in_time(send: Send, timeout_s: float) -> Send:
-    """`send`, but a client that doesn't read for so long is given up with StalledClientError."""
+class WatchedSend:
+    """`send`, and since when its client has not taken what was sent last.
 
-    async def send_or_give_up(message: Message) -> None:
-        try:
-            async with asyncio.timeout(timeout_s):
-                await send(message)
-        except TimeoutError:
-            log.info("a client has not read for %g s: its answer ends here", timeout_s)
-            raise StalledClientError from None
+    One look at the clock a message, and one timer an answer: a timer for each send would cost as
+    much as sending.
+    """
 
-    return send_or_give_up
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._loop = asyncio.get_running_loop()
+        self._waiting_since: float | None = None
+
+    async def __call__(self, message: Message) -> None:
+        self._waiting_since = self._loop.time()
+        await self._send(message)
+        self._waiting_since = None
+
+    async def stalled(self, timeout_s: float) -> None:
+        """Returns when one send has taken that long."""
+        left_s = timeout_s
+        while left_s > 0:
+            await asyncio.sleep(left_s)
+            left_s = timeout_s
+            if self._waiting_since is not None:
+                left_s -= self._loop.time() - self._waiting_since
+        log.info("a client has not read for %g s: its answer ends here", timeout_s)
 
 
-async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Runs `work`, and cancels it when the client disconnects or this task is cancelled.
+async def until_disconnect(
+    receive: Receive, work: Coroutine[Any, Any, None], *ends: Coroutine[Any, Any, None]
+) -> None:
+    """Runs `work`; cancels it when the client disconnects, one of `ends` returns or we are.
 
     The body has been read before, so all that can still arrive is the disconnect. `work` keeps to
     the request's deadline by itself.
     """
     working = asyncio.create_task(work)
-    leaving = asyncio.create_task(_disconnected(receive))
+    others = [asyncio.create_task(end) for end in (_disconnected(receive), *ends)]
+    tasks = {working, *others}
     try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        working.cancel()
-        leaving.cancel()
-        await asyncio.wait({working, leaving})
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
     if not working.cancelled():
         working.result()
 

@@ -1,24 +1,25 @@
 """A request's mailbox: many senders, one reader that takes everything at once.
 
-Cheaper than `asyncio.Queue` with a timeout (no task for each wait), and a slow reader gets one
-batch, not many wake-ups. Bounded by what may be sent: a request's tokens and its attempts' ends.
+Cheaper than `asyncio.Queue` with a timeout (no task and no timer for each wait), and a slow reader
+gets one batch, not many wake-ups. Bounded by what may be sent: a request's tokens and its attempts'
+ends.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
 from typing import Generic, TypeVar
+
+from core.alarm import Alarm
 
 T = TypeVar("T")
 
 
 class Inbox(Generic[T]):
-    """Used on one event loop only."""
+    """Used on one event loop only. Close it after the last `take`."""
 
     def __init__(self) -> None:
-        self._items: deque[T] = deque()
-        self._filled = asyncio.Event()
+        self._items: list[T] = []
+        self._filled = Alarm()
 
     def put(self, item: T) -> None:
         self._items.append(item)
@@ -30,13 +31,10 @@ class Inbox(Generic[T]):
 
     async def take(self, timeout_s: float) -> list[T]:
         """All there is, as soon as there is something or a `wake`; empty after the timeout."""
-        if not self._filled.is_set():
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await self._filled.wait()
-            except TimeoutError:
-                return []
-        self._filled.clear()
-        items = list(self._items)
-        self._items.clear()
+        await self._filled.wait(timeout_s)
+        items, self._items = self._items, []
         return items
+
+    def close(self) -> None:
+        """No `take` follows. Idempotent."""
+        self._filled.close()

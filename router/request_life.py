@@ -287,6 +287,7 @@ class RequestLife:
     def _close(self) -> None:
         """No awaits in here: it also runs when the client's task is being cancelled."""
         self._fleet.unwatch(self._inbox.wake)
+        self._inbox.close()
         for run in list(self._runs.values()):
             self._end(run)
         for choice in self.choices:

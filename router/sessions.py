@@ -52,7 +52,7 @@ class SessionSettings:
     router_id: str
     connect_timeout_s: float = 5.0
     silence_s: float = 5.0
-    """No message for this long: the worker is lost."""
+    """No message for this long, give or take a twentieth: the worker is lost."""
     first_backoff_s: float = 0.05
     last_backoff_s: float = 2.0
 
@@ -178,15 +178,20 @@ class WorkerSession:
     async def _serve(self) -> bool:
         self._outgoing = asyncio.Queue()
         channel = grpc.aio.insecure_channel(self.member.address, options=CHANNEL_OPTIONS)
-        reason, welcomed = "session ended", False
+        reason, welcomed, patient_until = "session ended", False, 0.0
         try:
             async with channel, asyncio.timeout(self._settings.connect_timeout_s) as deadline:
                 loop = asyncio.get_running_loop()
                 async for message in worker_pb2_grpc.WorkerStub(channel).Session(self._requests()):
-                    deadline.reschedule(loop.time() + self._settings.silence_s)
+                    now = loop.time()
                     if not welcomed:
                         self._welcome(message)
                         welcomed = True
+                        patient_until = now
+                    # Not with every token: a timer costs more than all else that is done here.
+                    if now >= patient_until:
+                        deadline.reschedule(now + self._settings.silence_s)
+                        patient_until = now + self._settings.silence_s / 20
                     self._deliver(message)
         except TimeoutError:
             reason = "silent for too long" if welcomed else "did not answer"
