@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from cluster.child_ranks import ChildRanks
 from cluster.plan import check_startable
+from cluster.priority import give_way
 from cluster.shell import Ending, Endpoints, MakeRouter, MakeWorker
 from cluster.signals import StopSignals
 from cluster.store_factory import connect_store
@@ -49,6 +50,7 @@ async def run_worker(
     Raises ConfigError, or what the start raised.
     """
     check_startable(config, [role])
+    give_way(config.worker, role)
     grace_s = config.worker.drain_timeout_s + config.cluster.stop_timeout_s
     with StopSignals(grace_s) as signals:
         store = connect_store(config.state)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.logs import configure_logging, redirect_output
+from cluster.priority import give_way
 from cluster.ray_store import StoreRef, open_store
 from cluster.shell import End, Ending, MakeRouter, MakeWorker, Ready, Worker
 from core.config import Config
@@ -74,6 +75,7 @@ class WorkerActor:
         self, home: Home, config: Config, role: Phase, store: StoreRef, make: MakeWorker
     ) -> None:
         move_in(home, config)
+        give_way(config.worker, role)
         self._name = home.name
         self._config = config
         self._role = role

@@ -35,6 +35,7 @@ from engine.runner import ModelRunner, RankRunner, profile_blocks, profile_step
 from engine.sample_row import SampleRow
 from engine.sampler import Sampler, TokenSampler
 from kv_cache.block_pool import BlockPool
+from kv_cache.first_touch import FirstTouch
 from kv_cache.sizing import Demand, MemoryProfile, plan_blocks
 from kv_cache.storage import KVStorage
 from model.causal_lm import CausalLM
@@ -111,6 +112,7 @@ def build_engine(
         storage.num_blocks,
         spec.block_size,
         enable_prefix_caching=config.cache.enable_prefix_caching,
+        on_first_use=FirstTouch(storage).taken if model.device.type == "cpu" else None,
     )
     return Engine(
         card=card,

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from core.errors import TandemError
@@ -76,12 +76,20 @@ class BlockPool:
     """The KV blocks 0 .. num_blocks-1 of one worker and their holders."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = True
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        enable_prefix_caching: bool = True,
+        on_first_use: Callable[[int], None] | None = None,
     ) -> None:
+        """`on_first_use` is told of each block that is handed out for the first time: in order."""
         assert num_blocks > 0 and block_size > 0
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
+        self._on_first_use = on_first_use
+        self._num_used = 0
         # Dicts as ordered sets: blocks in the order in which the holder got them.
         self._blocks_of: dict[Holder, dict[int, None]] = {}
         # How many holders of each kind a block has.
@@ -203,7 +211,12 @@ class BlockPool:
     def _take(self) -> int:
         """A block that nobody holds, off its list and out of the index."""
         if self._free:
-            return self._free.popleft()
+            block = self._free.popleft()
+            if block == self._num_used:
+                self._num_used += 1
+                if self._on_first_use is not None:
+                    self._on_first_use(block)
+            return block
         block, _ = self._cached.popitem(last=False)
         self._index.remove(block)
         return block

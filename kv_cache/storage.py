@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import torch
 from tandem_kernels import LayerCache
-from tandem_kernels.host_memory import lazy_zeros
+from tandem_kernels.host_memory import lazy_zeros, touch
 from tandem_kernels.kv_blocks import block_copies
 
 from core.errors import ConfigError
@@ -97,6 +97,11 @@ class KVStorage:
         assert staging.shape == (len(blocks), *self._block_shape(part))
         staged = staging.to(self.device).view(len(blocks), *part.shape[1:])
         self._copies.unpack(part, blocks, staged)
+
+    def touch(self, first_block: int, end_block: int) -> None:
+        """Makes these blocks' memory present, as they are; at any time, from any thread."""
+        if self.device.type == "cpu":
+            touch(self._pool[first_block:end_block])
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies whole blocks, given as (source, target); for forking a partly filled block.

@@ -6,10 +6,15 @@ A decode step reads weights and KV from all over memory, far more than the TLB c
 
 from __future__ import annotations
 
+import ctypes
 import mmap
+import sys
 
 import torch
 from torch import Tensor
+
+_MADV_POPULATE_WRITE = 23
+"""From linux/mman.h; Python 3.11 has no name for it."""
 
 
 def lazy_zeros(size_bytes: int) -> Tensor:
@@ -19,3 +24,18 @@ def lazy_zeros(size_bytes: int) -> Tensor:
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8)[:size_bytes]
+
+
+def touch(memory: Tensor) -> None:
+    """Makes the pages of contiguous `memory` present without changing a byte.
+
+    Other threads may write to it meanwhile, and Python's lock is free. Does nothing where the
+    system can't (Linux before 5.14): pages then come with their first use, as they would have.
+    """
+    if sys.platform == "linux" and memory.numel():
+        assert memory.is_contiguous()
+        begin = memory.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+        end = memory.data_ptr() + memory.nbytes
+        madvise = ctypes.CDLL(None).madvise
+        madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+        madvise(begin, end - begin, _MADV_POPULATE_WRITE)

@@ -300,3 +300,15 @@ def test_the_integrity_check_notices_damage(damage: Callable[[BlockPool], None])
     damage(pool)
     with pytest.raises(AssertionError):
         pool.check_integrity()
+
+
+def test_first_uses_are_told_in_order_and_once() -> None:
+    told: list[int] = []
+    pool = BlockPool(4, 16, on_first_use=told.append)
+    pool.allocate(A, 2)
+    pool.release(A)
+    pool.allocate(B, 4)
+    assert told == [0, 1, 2, 3]
+    pool.release(B)
+    pool.allocate(A, 4)
+    assert told == [0, 1, 2, 3]
