@@ -44,6 +44,8 @@ class HttpServer:
         listener = listen(self._host, self._port)
         config = uvicorn.Config(
             self._app,
+            # Whatever is installed: httptools refuses headers that h11 takes (a DEL in a value).
+            http="h11",
             lifespan="off",
             ws="none",
             log_config=None,
