@@ -30,6 +30,14 @@ Floats load_part(const T* x, std::int64_t at, std::int64_t width) {
   return width - at >= kLanes ? load(x + at) : load_some(x + at, width - at);
 }
 
+// From the bits of the largest |x|.
+inline Step step_of_peak(std::int32_t peak_bits, float limit) {
+  if (peak_bits >= kInfinityBits) return {std::numeric_limits<float>::quiet_NaN(), 0.0f};
+  const float peak = bit_cast<float>(peak_bits);
+  if (peak < kTiniest) return {0.0f, 0.0f};
+  return {peak / limit, limit / peak};
+}
+
 template <class T>
 Step step_of(const T* x, std::int64_t width, float limit) {
   Ints largest = {};
@@ -37,11 +45,7 @@ Step step_of(const T* x, std::int64_t width, float limit) {
     const Ints bits = bit_cast<Ints>(load_part(x, i, width)) & 0x7fffffff;
     largest = bits > largest ? bits : largest;
   }
-  const std::int32_t peak_bits = largest_lane(largest);
-  if (peak_bits >= kInfinityBits) return {std::numeric_limits<float>::quiet_NaN(), 0.0f};
-  const float peak = bit_cast<float>(peak_bits);
-  if (peak < kTiniest) return {0.0f, 0.0f};
-  return {peak / limit, limit / peak};
+  return step_of_peak(largest_lane(largest), limit);
 }
 
 struct Piece {
@@ -76,6 +80,32 @@ Piece quantize(const T* x, std::int64_t width, std::int64_t padded_width, void* 
     const auto narrow = As::narrow(numbers);
     const std::int64_t count = std::min<std::int64_t>(padded_width - i, kLanes);
     std::memcpy(to + i, &narrow, static_cast<std::size_t>(count) * sizeof(*to));
+  }
+  return {step.size, sum_of_lanes(sums)};
+}
+
+// The same for a whole piece of w8a8, which is read once and stays in registers: most rows consist
+// of such pieces, and each linear of a prompt begins with this.
+template <class T>
+Piece quantize_whole(const T* x, std::int8_t* to) {
+  constexpr int kVectorsOfPiece = kPieceColumns / kLanes;
+  Floats values[kVectorsOfPiece];
+  Ints largest = {};
+#pragma GCC unroll 16
+  for (int v = 0; v < kVectorsOfPiece; ++v) {
+    values[v] = load(x + v * kLanes);
+    const Ints bits = bit_cast<Ints>(values[v]) & 0x7fffffff;
+    largest = bits > largest ? bits : largest;
+  }
+  const Step step = step_of_peak(largest_lane(largest), AsBytes::kLimit);
+  const Floats inverse = broadcast(step.inverse);
+  Ints sums = {};
+#pragma GCC unroll 16
+  for (int v = 0; v < kVectorsOfPiece; ++v) {
+    const Ints numbers = to_ints(values[v] * inverse);
+    sums += numbers;
+    const NarrowBytes narrow = AsBytes::narrow(numbers);
+    std::memcpy(to + v * kLanes, &narrow, sizeof narrow);
   }
   return {step.size, sum_of_lanes(sums)};
 }
@@ -119,9 +149,11 @@ void quantize_row(const TandemLinear& linear, const Layout& layout, const T* x, 
   const std::int64_t size = layout.unit_words * layout.per_word;
   for (std::int64_t u = 0; u < layout.units; ++u) {
     const std::int64_t at = u * size;
-    const Piece piece =
-        quantize<AsBytes>(x + at, std::min(size, width - at), std::min(size, padded - at),
-                          static_cast<std::int8_t*>(row) + at);
+    std::int8_t* to = static_cast<std::int8_t*>(row) + at;
+    const bool is_whole = size == kPieceColumns && width - at >= kPieceColumns;
+    const Piece piece = is_whole ? quantize_whole(x + at, to)
+                                 : quantize<AsBytes>(x + at, std::min(size, width - at),
+                                                     std::min(size, padded - at), to);
     figures.scales[u * figures.stride] = piece.scale;
     if (figures.sums != nullptr) figures.sums[u * figures.stride] = sum_figure(linear, piece);
   }
