@@ -12,6 +12,9 @@ from fakes_process import Child, child, tandem
 
 from core.request import Phase
 
+_PATIENT = "worker.heartbeat_s=10"
+"""A process that gets no core for a while stays a member."""
+
 
 def shared_state(redis_url: str) -> tuple[str, ...]:
     """Settings by which processes and the house find each other, and nobody else."""
@@ -28,7 +31,7 @@ def case_process(
 ) -> Iterator[Child]:
     """A ready worker with a case house's settings; it is killed at the end if it still runs."""
     command = tandem(f"{role.value}-worker", str(model), "--id", worker_id)
-    for setting in (*SETTINGS, *overrides):
+    for setting in (*SETTINGS, _PATIENT, *overrides):
         command += ["--set", setting]
     with child(command) as started:
         started.wait_for(f"{worker_id} ready:")
