@@ -31,10 +31,11 @@ namespace {
 constexpr std::int64_t kBlockBytes = 4 * 1024 * 1024;
 // Packed rows of a part, which leave half of a usual second-level cache to a panel.
 constexpr std::int64_t kChunkBytes = 384 * 1024;
+constexpr std::int64_t kPartsPerThread = 4;
 // Multiply-adds of words below which another thread's waking costs more than it takes off.
 constexpr std::int64_t kMinWork = 128 * 1024;
 // Weights of a part, so that starting to read them is a small share of reading them.
-constexpr std::int64_t kMinPartBytes = 32 * 1024;
+constexpr std::int64_t kMinPartBytes = 64 * 1024;
 // Numbers of x that one thread packs sooner than another wakes.
 constexpr std::int64_t kMinPacked = 16 * 1024;
 // How far a lone tile fetches ahead, into the next panel at last: memory's latency at full rate.
@@ -53,36 +54,6 @@ Scratch& wide_scratch() {
   static thread_local Scratch scratch;
   return scratch;
 }
-
-// Ranges of some items that threads take in turn. Each is a share of what the ones before it leave,
-// so the last ones are short and threads end together (Polychronopoulos and Kuck, "Guided
-// Self-Scheduling", 1987).
-class ShrinkingRanges {
- public:
-  ShrinkingRanges(std::int64_t items, std::int64_t takers, std::int64_t min_items)
-      : items_(items), takers_(takers), min_items_(min_items) {}
-
-  std::int64_t number() const {
-    std::int64_t number = 0;
-    for (std::int64_t begin = 0; begin < items_; ++number) begin = end_of(begin);
-    return number;
-  }
-
-  Range at(std::int64_t index) const {
-    std::int64_t begin = 0;
-    for (std::int64_t i = 0; i < index; ++i) begin = end_of(begin);
-    return {begin, end_of(begin)};
-  }
-
- private:
-  std::int64_t end_of(std::int64_t begin) const {
-    const std::int64_t left = items_ - begin;
-    return begin + std::min(left, std::max(min_items_, left / (kShares * takers_)));
-  }
-
-  static constexpr std::int64_t kShares = 2;
-  std::int64_t items_, takers_, min_items_;
-};
 
 class Product {
  public:
@@ -143,23 +114,22 @@ class Product {
   void multiply(const Tiles& tiles) const {
     const std::int64_t bytes = tiles.rows.size() * layout_.x_words() * 4;
     const std::int64_t chunks = std::min(ceil_div(bytes, kChunkBytes), tiles.count);
-    const ShrinkingRanges ranges = panel_ranges(tiles.rows.size(), chunks);
-    const std::int64_t number = ranges.number();
-    parallel_parts(static_cast<int>(chunks * number), [&](int part) {
-      multiply_part(tiles, share(tiles.count, part / number, chunks), ranges.at(part % number));
+    const std::int64_t ranges = panel_ranges(tiles.rows.size(), chunks);
+    parallel_parts(static_cast<int>(chunks * ranges), [&](int part) {
+      multiply_part(tiles, share(tiles.count, part / ranges, chunks),
+                    share(layout_.panels, part % ranges, ranges));
     });
   }
 
-  // How the panels are divided, for each chunk of rows.
-  ShrinkingRanges panel_ranges(std::int64_t rows, std::int64_t chunks) const {
-    const std::int64_t panels = layout_.panels;
-    if (num_threads() == 1) return {panels, 1, panels};
+  // Into how many ranges the panels are divided, for each chunk of rows.
+  std::int64_t panel_ranges(std::int64_t rows, std::int64_t chunks) const {
+    if (num_threads() == 1) return 1;
     const std::int64_t work = rows * layout_.x_lanes * linear_.out_features;
+    const std::int64_t bytes = layout_.panels * layout_.panel_bytes;
+    const std::int64_t wanted = ceil_div(num_threads() * kPartsPerThread, chunks);
     const std::int64_t threads = std::min<std::int64_t>(num_threads(), work / kMinWork);
-    const std::int64_t bytes = panels * layout_.panel_bytes;
-    const std::int64_t most = std::max({threads, work / kMinWork, bytes / kMinPartBytes});
-    const std::int64_t takers = std::max<std::int64_t>(1, ceil_div(threads, chunks));
-    return {panels, takers, ceil_div(panels, std::clamp<std::int64_t>(most, 1, panels))};
+    const std::int64_t worthwhile = std::max(threads, std::max(work / kMinWork, bytes / kMinPartBytes));
+    return std::clamp<std::int64_t>(std::min(wanted, worthwhile), 1, layout_.panels);
   }
 
   void multiply_part(const Tiles& tiles, Range chunk, Range panels) const {
