@@ -180,7 +180,7 @@ class WorkerConfig(_Section):
     has said nothing for so long. With reports on their way, `/ready` tells within 5 s."""
     drain_timeout_s: PositiveFloat = 30.0
     """How long a draining worker lets its sequences finish."""
-    prefill_nice: Annotated[int, Field(ge=0, le=19)] = 10
+    prefill_nice: Annotated[int, Field(ge=0, le=19)] = 5
     """Niceness of prefill workers' processes (on Linux): where cores are short, decode workers and
     the router go first, so that streams keep their pace. 0: all are equal."""
 
