@@ -61,6 +61,8 @@ class _FaultyLink:
         happens = self._happens(FaultPoint.KV_RECV)
         if happens is FaultAction.DROP:
             return _Lost(self._aborted)
+        # So that what a truncated message leaves out is not there from an earlier one
+        buffer.view(-1).view(torch.uint8).fill_(_WRONG_BYTE)
         pending = self._inner.recv(buffer)
         return _Corrupted(pending, buffer) if happens is FaultAction.CORRUPT else pending
 

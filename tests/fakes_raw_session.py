@@ -59,7 +59,8 @@ class RawSession:
 @contextlib.asynccontextmanager
 async def raw_session(member: Member) -> AsyncIterator[RawSession]:
     """A session to this incarnation; its end cancels what it asked for."""
-    async with grpc.aio.insecure_channel(member.address) as channel:
+    options = [("grpc.max_receive_message_length", 64 * 1024 * 1024)]  # as a router's
+    async with grpc.aio.insecure_channel(member.address, options=options) as channel:
         stub: worker_pb2_grpc.WorkerAsyncStub = worker_pb2_grpc.WorkerStub(channel)
         call = stub.Session()
         hello = worker_pb2.Hello(
