@@ -96,7 +96,6 @@ def test_a_killed_worker_is_replaced_and_a_signal_leaves_nothing(
         first = the_run(tmp_path)
         names = [process.name for process in first.processes]
         assert sorted(names) == ["decode-0", "prefill-0", "router"]
-        assert names[-1] == "router"
         assert sorted(httpx.get(f"http://{http}/", timeout=20.0).json()) == [
             "decode-0",
             "prefill-0",
