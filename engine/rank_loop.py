@@ -45,7 +45,7 @@ class RankLoop:
         try:
             while self._follow():
                 pass
-        except Exception as failure:
+        except Exception as failure:  # the thread's outermost frame: `on_end` hears of it
             log.exception("the rank loop failed")
             error = failure
         self._plans.close()  # the leader learns of it at once

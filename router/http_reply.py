@@ -101,8 +101,7 @@ class PlainReply(Response):
 class WatchedSend:
     """`send`, and since when its client has not taken what was sent last.
 
-    One look at the clock a message, and one timer an answer: a timer for each send would cost as
-    much as sending.
+    One look at the clock a message, and one timer an answer.
     """
 
     def __init__(self, send: Send) -> None:

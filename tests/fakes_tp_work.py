@@ -29,6 +29,7 @@ def run_all(groups: Groups, directory: Path, cards: dict[str, ModelCard], sizes:
     tp = groups.join("collectives", 3)
     if tp is not None:
         torch.save(sum_and_columns(tp), directory / f"collectives-{tp.rank}.pt")
+        torch.save(sum_of_equal_rows(tp), directory / f"rows-{tp.rank}.pt")
         lose_a_peer(tp, directory)
 
 
@@ -46,6 +47,12 @@ def sum_and_columns(tp: TensorParallel) -> tuple[Tensor, Tensor]:
     total = tp.all_reduce(torch.full((2, 3), float(tp.rank + 1)))
     columns, share = torch.arange(8.0).repeat(2, 1), tp.share(8)
     return total, tp.all_gather_columns(columns[:, share.start : share.stop], 8)
+
+
+def sum_of_equal_rows(tp: TensorParallel) -> Tensor:
+    """Every rank has one row of its own, 96 times."""
+    row = torch.randn(576, generator=torch.Generator().manual_seed(tp.rank))
+    return tp.all_reduce(row.repeat(96, 1))
 
 
 def lose_a_peer(tp: TensorParallel, directory: Path) -> None:

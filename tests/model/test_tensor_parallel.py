@@ -103,6 +103,13 @@ def test_collectives_sum_and_join_unequal_shares(outcome: Outcome) -> None:
         assert torch.equal(joined, torch.arange(8.0).repeat(2, 1))
 
 
+def test_a_row_has_the_same_sum_wherever_it_lies(outcome: Outcome) -> None:
+    """An all-reduce of three ranks by itself gives each third of a batch other bits."""
+    for rank in range(3):
+        total = torch.load(outcome.directory / f"rows-{rank}.pt")
+        assert torch.equal(total, total[:1].expand_as(total))
+
+
 def test_a_lost_peer_is_a_typed_error_on_every_other_rank(outcome: Outcome) -> None:
     assert outcome.exit_codes == [0, 9, 0, 0]
     for rank in (0, 2):
