@@ -112,16 +112,20 @@ def _by_label(
 
 
 def _gauge(name: str, text: str, loads: _Labelled, value: Callable[[LoadReport], float]) -> Metric:
-    family = GaugeMetricFamily(name, text, labels=_LABELS)
-    for labels, load in loads:
-        family.add_metric(labels, value(load))
-    return family
+    return _by_worker(GaugeMetricFamily(name, text, labels=_LABELS), loads, value)
 
 
 def _counter(
     name: str, text: str, loads: _Labelled, value: Callable[[LoadReport], float]
 ) -> Metric:
-    family = CounterMetricFamily(name, text, labels=_LABELS)
+    return _by_worker(CounterMetricFamily(name, text, labels=_LABELS), loads, value)
+
+
+def _by_worker(
+    family: GaugeMetricFamily | CounterMetricFamily,
+    loads: _Labelled,
+    value: Callable[[LoadReport], float],
+) -> Metric:
     for labels, load in loads:
         family.add_metric(labels, value(load))
     return family

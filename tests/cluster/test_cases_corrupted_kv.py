@@ -6,17 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fakes_byte_model import write_byte_model
 from fakes_cases import CaseHouse, Json, ask, case_house, check_same, settings, some_tokens
 
 NUM_ASKS = 4
 CORRUPTING = ["kv_send:corrupt:every=2", "kv_send:truncate:every=2", "kv_recv:corrupt:every=2"]
 """The first try of every second pull, at least: each pull is one message."""
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_byte_model(tmp_path_factory.mktemp("byte-model"))
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes_byte_model import EOS, token_id, write_byte_model
+from fakes_byte_model import EOS, token_id
 from fakes_cases import CaseHouse, case_house, events_of, post, settings, some_tokens, together
 
 from core import metric_names as names
@@ -16,11 +16,6 @@ from core.request import Phase
 BLOCK = 16
 FORCED = token_id("A")
 CERTAIN = 100.0
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_byte_model(tmp_path_factory.mktemp("byte-model"))
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fakes_byte_model import write_byte_model
 from fakes_cases import CaseHouse, case_house, check_same, post, settings, some_tokens
 from fakes_raw_session import attempt, raw_session
 from fakes_real_house import describe
@@ -23,11 +22,6 @@ from router.sessions import WorkerSession
 
 BLOCK = 16
 PROMPT = some_tokens(100, seed=4)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_byte_model(tmp_path_factory.mktemp("byte-model"))
 
 
 @pytest.fixture

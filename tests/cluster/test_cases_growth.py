@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fakes_byte_model import write_byte_model
 from fakes_cases import (
     CaseHouse,
     Json,
@@ -26,11 +25,6 @@ NUM_REQUESTS = 8
 PROMPT_TOKENS = 2 * BLOCK
 BLOCKS_EACH = 16
 MAX_TOKENS = BLOCKS_EACH * BLOCK - PROMPT_TOKENS
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_byte_model(tmp_path_factory.mktemp("byte-model"))
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from fakes_byte_model import write_byte_model
 from fakes_cases import CaseHouse, ask, case_house, check_same, settings, some_tokens, tokens_of
 from fakes_loop_thread import DEADLINE_S
 
@@ -17,11 +16,6 @@ from kv_transfer.link import DataLink, LinkMaker, Pending, Rendezvous
 from kv_transfer.torch_link import TorchLinkMaker
 
 BLOCK = 16
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_byte_model(tmp_path_factory.mktemp("byte-model"))
 
 
 @pytest.fixture(scope="module")

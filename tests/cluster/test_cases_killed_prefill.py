@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from fakes_byte_model import write_byte_model
 from fakes_case_process import case_process, shared_state
 from fakes_cases import CaseHouse, ask, case_house, check_same, settings, some_tokens
 from fakes_process import Child
@@ -26,11 +25,6 @@ NUM_IN_FLIGHT = 8
 NUM_TOKENS = 2 * CHUNK
 """Of each prompt: two steps of the victim, if it computes nothing else."""
 NUM_BYSTANDERS = 2
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_byte_model(tmp_path_factory.mktemp("byte-model"))
 
 
 @pytest.fixture

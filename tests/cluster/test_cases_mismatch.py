@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fakes_byte_model import write_byte_model
 from fakes_cases import CaseHouse, case_house, post, settings, some_tokens
 from fakes_raw_session import attempt, raw_session
 
@@ -22,11 +21,6 @@ from router.sessions import WorkerSession
 NUM_ATTEMPTS = 3
 PROMPT = some_tokens(40)
 TIMEOUT_S = 1.0
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_byte_model(tmp_path_factory.mktemp("byte-model"))
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fakes_byte_model import write_byte_model
 from fakes_cases import (
     CaseHouse,
     Json,
@@ -25,11 +24,6 @@ from router.identifiers import MAX_CLIENT_ID_LENGTH
 
 STREAM = pytest.mark.parametrize("stream", [False, True])
 CHUNK = 64
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_byte_model(tmp_path_factory.mktemp("byte-model"))
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fakes_byte_model import write_byte_model
 from fakes_case_process import case_process, shared_state
 from fakes_cases import CaseHouse, ask, case_house, check_same, post, settings, some_tokens
 from fakes_process import Child
@@ -26,11 +25,6 @@ WORKER = "by-hand"
 GRACE = ("worker.drain_timeout_s=0.5", "cluster.stop_timeout_s=4")
 ENDING_S = 30.0
 """Far above the grace, and far below every other deadline of these tests."""
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_byte_model(tmp_path_factory.mktemp("byte-model"))
 
 
 @pytest.fixture

@@ -5,18 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fakes_byte_model import write_byte_model
 from fakes_cases import CaseHouse, Json, case_house, check_same, post, settings, some_tokens
 
 from core.errors import WorkerLostError
 from core.faults import FaultPoint
 
 NUM_ASKS = 6
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_byte_model(tmp_path_factory.mktemp("byte-model"))
 
 
 @pytest.fixture(scope="module")

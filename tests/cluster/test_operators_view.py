@@ -10,7 +10,6 @@ from pathlib import Path
 
 import grpc.aio
 import pytest
-from fakes_byte_model import write_byte_model
 from fakes_cases import SETTINGS, CaseHouse, case_house, settings, some_tokens
 from fakes_loop_thread import DEADLINE_S
 from fakes_observed_worker import ObservedWorker
@@ -34,11 +33,6 @@ SERVING, NOT_SERVING = (
     health_pb2.HealthCheckResponse.SERVING,
     health_pb2.HealthCheckResponse.NOT_SERVING,
 )
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_byte_model(tmp_path_factory.mktemp("byte-model"))
 
 
 @pytest.fixture(scope="module")
