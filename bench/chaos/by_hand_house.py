@@ -60,13 +60,13 @@ class ByHandHouse:
         self._clock = clock
         self._progress = progress
         self._live: dict[str, ManagedProcess] = {}
-        self._pids: list[int] = []
         self._lives: Counter[str] = Counter()
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._gone_s: dict[str, float] = {}
         """When a router was last taken away; infinity while it is."""
         self._watchers: set[asyncio.Task[None]] = set()
         self._crashes: list[str] = []
+        self._ended_badly: list[str] = []
         self._ended_faults: Counter[str] = Counter()
         self._stopping = False
         self._redis_port = free_port()
@@ -134,16 +134,12 @@ class ByHandHouse:
         for watcher in list(self._watchers):
             watcher.cancel()
         store = self._live.pop(STORE, None)
-        others = list(self._live.values())
-        in_time = await asyncio.gather(*(live.terminate(_STOP_GRACE_S) for live in others))
-        late = [
-            f"{live.program.name} ({live.pid}) did not end within {_STOP_GRACE_S:g} s"
-            for live, ended in zip(others, in_time, strict=True)
-            if not ended
-        ]
+        # Workers before their store, so that they can say goodbye
+        ends = [live.terminate(_STOP_GRACE_S) for live in self._live.values()]
+        left = [text for texts in await asyncio.gather(*ends) for text in texts]
         if store is not None:
-            await store.terminate(_STOP_GRACE_S)
-        return late + [f"process {left}" for pid in self._pids for left in end_session(pid)]
+            left += await store.terminate(_STOP_GRACE_S)
+        return self._ended_badly + left
 
     # ---- processes
 
@@ -151,7 +147,6 @@ class ByHandHouse:
         program = self._program(name, spec)
         self._lives[name] += 1
         live = await ManagedProcess.start(program, self._settings.logs / f"{name}.log")
-        self._pids.append(live.pid)
         self._live[name] = live
         watcher = asyncio.create_task(self._watch(name, live, spec))
         self._watchers.add(watcher)
@@ -176,8 +171,8 @@ class ByHandHouse:
         self._gone_s[fault.target] = float("inf")
         if fault.kind in _KILLS or fault.kind is FaultKind.KILL_STORE:
             await live.kill()
-        elif not await live.terminate(_STOP_GRACE_S):
-            raise ServerError(f"{fault.target} ignored SIGTERM for {_STOP_GRACE_S:g} s")
+        elif left := await live.terminate(_STOP_GRACE_S):
+            self._ended_badly += left
         self._ended_faults += live.faults
 
     def _back(self, name: str) -> None:

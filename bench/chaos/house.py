@@ -29,6 +29,10 @@ class House(Protocol):
     @property
     def doors(self) -> Sequence[Door]: ...
 
+    async def start(self) -> None:
+        """Returns when everything serves. Raises ServerError."""
+        ...
+
     def targets(self) -> Mapping[FaultKind, Sequence[str]]:
         """Who may be hit by each kind that this house can carry out."""
         ...

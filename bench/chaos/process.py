@@ -13,7 +13,7 @@ import re
 import signal
 from asyncio.subprocess import PIPE, STDOUT, Process
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,8 +103,8 @@ class ManagedProcess:
         await self.until_ended()
         end_session(self.pid)
 
-    async def terminate(self, grace_s: float) -> bool:
-        """SIGTERM; whether it ended by itself within the grace, else it is killed."""
+    async def terminate(self, grace_s: float) -> list[str]:
+        """SIGTERM; returns what had to be killed, which is nothing after a clean end."""
         self.end_is_asked_for = True
         self.signal(signal.SIGCONT)
         self.signal(signal.SIGTERM)
@@ -113,9 +113,8 @@ class ManagedProcess:
                 await self.until_ended()
         except TimeoutError:
             await self.kill()
-            return False
-        end_session(self.pid)
-        return True
+            return [f"{self.program.name} ({self.pid}) did not end within {grace_s:g} s"]
+        return [f"process {pid} of {self.program.name}" for pid in end_session(self.pid)]
 
     async def _read(self) -> None:
         with self._log.open("ab") as log:
@@ -137,28 +136,56 @@ class ManagedProcess:
                 self.faults[f"{point} delay"] += 1
 
 
-def session_members(leader_pids: Sequence[int]) -> list[int]:
-    """Every process in the sessions that these pids lead, ended leaders' children included."""
-    leaders, found = set(leader_pids), []
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """One process for good, where a pid alone may name another one later."""
+
+    pid: int
+    start_ticks: int
+
+    def lives(self) -> bool:
+        """Whether it still runs, as itself."""
+        return identity_of(self.pid) == self
+
+    def signal(self, number: signal.Signals) -> None:
+        """Nothing happens if it has ended."""
+        if self.lives():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+
+def identity_of(pid: int) -> ProcessIdentity | None:
+    """None if there is no such process, or only what its parent has not yet asked for."""
+    try:
+        words = _stat(Path("/proc") / str(pid))
+    except OSError:
+        return None
+    return None if words[0] == "Z" else ProcessIdentity(pid, int(words[19]))
+
+
+def session_members(leader_pid: int) -> list[int]:
+    """Every process in the session that this pid leads or led."""
+    found = []
     for directory in Path("/proc").iterdir():
         if directory.name.isdigit():
             with contextlib.suppress(OSError):
-                if os.getsid(int(directory.name)) in leaders and not _is_zombie(directory):
+                if os.getsid(int(directory.name)) == leader_pid and _stat(directory)[0] != "Z":
                     found.append(int(directory.name))
     return found
 
 
 def end_session(leader_pid: int) -> list[int]:
     """Kills what is left in a process's session, and says what that was."""
-    left = session_members([leader_pid])
+    left = session_members(leader_pid)
     for pid in left:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     return left
 
 
-def _is_zombie(directory: Path) -> bool:
-    return (directory / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+def _stat(directory: Path) -> list[str]:
+    """State, parent and so on: what follows the name in parentheses, which may hold anything."""
+    return (directory / "stat").read_text().rpartition(")")[2].split()
 
 
 async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
