@@ -7,13 +7,14 @@ Most come with a cache salt of their own, so that their KV is computed and moved
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 _SHARE_LEAVING = 0.15
 _SHARE_UNSALTED = 0.25
-_LEAVES_WITHIN_S = 1.5
+_LEAVES_AFTER_S = (0.003, 2.0)
 _WORDS = ("night", "train", "late", "nobody", "platform", "light", "read", "by")
 
 
@@ -24,7 +25,7 @@ class Sizes:
     first_token_id: int
     last_token_id: int
     max_prompt: int = 400
-    max_output: int = 120
+    max_output: int = 160
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,8 @@ def visits(asks: Sequence[Ask], *, seed: int) -> Iterator[Visit]:
     while True:
         for ask in rng.sample(asks, len(asks)):
             salt = "" if rng.random() < _SHARE_UNSALTED else f"{seed}/{number}"
-            leaves = rng.uniform(0.005, _LEAVES_WITHIN_S)
+            # Log-uniform: as many leave while they wait or prefill as while they decode.
+            leaves = math.exp(rng.uniform(*map(math.log, _LEAVES_AFTER_S)))
             yield Visit(number, ask, salt, leaves if rng.random() < _SHARE_LEAVING else None)
             number += 1
 

@@ -115,7 +115,9 @@ class ByHandHouse:
         return self._crashes
 
     def faults_within(self) -> Counter[str]:
-        return sum((live.faults for live in self._live.values()), self._ended_faults.copy())
+        done = sum((live.faults for live in self._live.values()), self._ended_faults.copy())
+        del done["step delay"]  # the pace, which is there from the beginning
+        return done
 
     def memory(self) -> tuple[Memory, ...]:
         looks = [(name, process_memory(live.pid)) for name, live in self._live.items()]

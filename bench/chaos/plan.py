@@ -103,7 +103,9 @@ def make_plan(
         raise ConfigError("this house offers no kind of fault")
     rng = random.Random(seed)
     kinds = _rounds([kind for kind in FaultKind if targets.get(kind)], rng)
-    specs = {each: _rounds(["", *each], rng) for each in (_P_SPECS, _D_SPECS)}
+    specs: dict[tuple[str, ...], Iterator[str]] = {
+        each: _rounds(["", *each], rng) for each in (_P_SPECS, _D_SPECS)
+    }
     faults: list[PlannedFault] = []
     at_s = period_s * rng.uniform(0.2, 0.6)
     while at_s <= duration_s:

@@ -113,7 +113,7 @@ class Verdict:
     num_orphans: int
     longest_stall_s: float
     median_tokens_again_s: float | None
-    """From a fault until every stream that ran then had moved on."""
+    """From a fault until every stream that was under way then had its next output."""
     median_serves_again_s: float | None
     """From a fault until its target served again."""
     memory_growth: dict[str, float]
@@ -178,14 +178,14 @@ def longest_stall_s(outcomes: Sequence[Outcome]) -> float:
 
 
 def tokens_again_s(at_s: float, outcomes: Sequence[Outcome]) -> float | None:
-    """From `at_s` until every answer that was under way had its next output; None without any.
+    """From `at_s` until every stream that was asked for by then had its next output; None without.
 
-    Answers that the fault doesn't touch go on within a step, so the last one is what it cost.
+    Streams that the fault doesn't touch go on within a step, so the last one is what it cost.
     """
     waits = [
         next(time for time in each.token_times_s if time > at_s) - at_s
         for each in outcomes
-        if each.token_times_s and each.token_times_s[0] <= at_s < each.token_times_s[-1]
+        if each.token_times_s and each.started_s <= at_s < each.token_times_s[-1]
     ]
     return max(waits, default=None)
 

@@ -67,9 +67,14 @@ def test_memory_is_compared_where_a_process_lived_through_the_run() -> None:
 
 def test_recovery_is_that_of_the_last_stream_which_ran_at_the_fault() -> None:
     other = replace(RIGHT, token_times_s=(1.0, 1.75, 2.0))
-    later = replace(RIGHT, token_times_s=(1.6, 9.0))
+    later = replace(RIGHT, started_s=1.55, token_times_s=(1.6, 9.0))
     assert tokens_again_s(1.5, [RIGHT, other, later]) == 1.5
     assert tokens_again_s(50.0, [RIGHT]) is None
+
+
+def test_a_stream_that_waits_for_its_first_token_is_hit_too() -> None:
+    waiting = replace(RIGHT, started_s=1.4, token_times_s=(8.5, 8.6))
+    assert tokens_again_s(1.5, [RIGHT, waiting]) == 7.0
 
 
 def test_without_streams_there_is_no_stall() -> None:
