@@ -11,7 +11,8 @@ def chaos_table(verdict: Verdict) -> Table:
     """Figures, then the faults by kind."""
     title = "Chaos: what must hold, holds" if verdict.holds else "Chaos: something did NOT hold"
     table = Table(title=title, show_header=False)
-    table.add_column()
+    table.add_column(overflow="fold")
+    table.add_column(justify="right", overflow="fold")
     table.add_column(justify="right")
     results = ", ".join(f"{count} {name}" for name, count in sorted(verdict.results.items()))
     rows = {
@@ -35,9 +36,11 @@ def chaos_table(verdict: Verdict) -> Table:
     for name, value in rows.items():
         table.add_row(name, value)
     table.add_section()
-    table.add_row("faults", str(verdict.num_faults))
+    table.add_row("faults", str(verdict.num_faults), "all streams went on")
     for kind, count in sorted(verdict.faults_by_kind.items()):
-        table.add_row(f"  {kind}", str(count))
+        worst_s = verdict.worst_tokens_again_s.get(kind)
+        within = "" if worst_s is None else f"within {worst_s:.2f} s"
+        table.add_row(f"  {kind}", str(count), within)
     return table
 
 

@@ -7,7 +7,7 @@ apart: a refusal that says when to come back, and connections that went with the
 from __future__ import annotations
 
 import enum
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -114,6 +114,8 @@ class Verdict:
     longest_stall_s: float
     median_tokens_again_s: float | None
     """From a fault until every stream that was under way then had its next output."""
+    worst_tokens_again_s: dict[str, float]
+    """The longest of these times, by kind of fault."""
     median_serves_again_s: float | None
     """From a fault until its target served again."""
     memory_growth: dict[str, float]
@@ -150,6 +152,7 @@ def judge(evidence: Evidence) -> Verdict:
     by_kind = Counter(fault.kind for fault in faults)
     by_kind.update(evidence.faults_within)
     healed = [fault.over_s - fault.at_s for fault in faults if fault.over_s is not None]
+    again = _tokens_again_by_kind(faults, outcomes)
     return Verdict(
         num_faults=by_kind.total(),
         faults_by_kind=dict(by_kind),
@@ -163,9 +166,8 @@ def judge(evidence: Evidence) -> Verdict:
         num_crashes=len(evidence.crashes),
         num_orphans=len(evidence.orphans),
         longest_stall_s=longest_stall_s(outcomes),
-        median_tokens_again_s=_median(
-            [again for fault in faults if (again := tokens_again_s(fault.at_s, outcomes))]
-        ),
+        median_tokens_again_s=_median([time_s for times_s in again.values() for time_s in times_s]),
+        worst_tokens_again_s={kind: max(times_s) for kind, times_s in again.items()},
         median_serves_again_s=_median(healed),
         memory_growth=_growth(evidence.memory_before, evidence.memory_after),
     )
@@ -188,6 +190,16 @@ def tokens_again_s(at_s: float, outcomes: Sequence[Outcome]) -> float | None:
         if each.token_times_s and each.started_s <= at_s < each.token_times_s[-1]
     ]
     return max(waits, default=None)
+
+
+def _tokens_again_by_kind(
+    faults: Sequence[FaultDone], outcomes: Sequence[Outcome]
+) -> dict[str, list[float]]:
+    times_s: defaultdict[str, list[float]] = defaultdict(list)
+    for fault in faults:
+        if (again_s := tokens_again_s(fault.at_s, outcomes)) is not None:
+            times_s[fault.kind].append(again_s)
+    return dict(times_s)
 
 
 def _growth(before: Sequence[Memory], after: Sequence[Memory]) -> dict[str, float]:

@@ -38,6 +38,7 @@ def test_a_run_in_which_nothing_bad_happened_holds() -> None:
     assert verdict.results == {"right": 1, "left": 1}
     assert verdict.longest_stall_s == 2.0
     assert verdict.median_tokens_again_s == 1.5
+    assert verdict.worst_tokens_again_s == {"kill P": 1.5}
     assert verdict.median_serves_again_s == 4.0
 
 
