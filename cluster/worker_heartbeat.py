@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class Heartbeat:
-    """One member's presence in the store. Once announced, no store is fatal that cannot be reached."""
+    """One member's presence in the store. Once it is announced, a lost store is never fatal."""
 
     def __init__(self, store: Store, period_s: float) -> None:
         self._store = store

@@ -77,6 +77,7 @@ def chaos(
             seed=seed,
             duration_s=parse_duration_s(duration),
             period_s=parse_duration_s(period),
+            in_transfers=house == "by-hand",
         )
         for fault in faults:
             typer.echo(str(fault))

@@ -92,12 +92,17 @@ class PlannedFault:
 
 
 def make_plan(
-    targets: Mapping[FaultKind, Sequence[str]], *, seed: int, duration_s: float, period_s: float
+    targets: Mapping[FaultKind, Sequence[str]],
+    *,
+    seed: int,
+    duration_s: float,
+    period_s: float,
+    in_transfers: bool = True,
 ) -> tuple[PlannedFault, ...]:
     """Faults in order of time, one every `period_s` give or take a half, none after `duration_s`.
 
-    `targets` names who may be hit by each kind that the house offers. Raises ConfigError without
-    any.
+    `targets` names who may be hit by each kind that the house offers; `in_transfers`: workers that
+    are started anew may come with faults of their own. Raises ConfigError without any target.
     """
     if not any(targets.values()):
         raise ConfigError("this house offers no kind of fault")
@@ -112,7 +117,7 @@ def make_plan(
         kind = next(kinds)
         target = rng.choice(list(targets[kind]))
         for_s = round(rng.uniform(*LASTING_S[kind]), 2) if kind in LASTING_S else 0.0
-        spec = next(specs[SPECS[kind]]) if kind in SPECS else ""
+        spec = next(specs[SPECS[kind]]) if in_transfers and kind in SPECS else ""
         faults.append(PlannedFault(round(at_s, 2), kind, target, for_s, spec))
         at_s += period_s * rng.uniform(0.5, 1.5)
     return tuple(faults)

@@ -13,7 +13,7 @@ import json
 import os
 import signal
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +73,7 @@ class RayHouse:
         self._serve: ManagedProcess | None = None
         self._first: dict[str, _Recorded] = {}
         self._noted: set[ProcessIdentity] = set()
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     @property
     def doors(self) -> Sequence[Door]:
@@ -96,17 +97,15 @@ class RayHouse:
         }
 
     async def carry_out(self, fault: PlannedFault) -> None:
-        pid = self._gcs_pid() if fault.target == _GCS else self._record()[fault.target].pid
-        if fault.kind in _STOPS:
-            _signal(pid, signal.SIGSTOP)
-            try:
-                await asyncio.sleep(fault.for_s)
-            finally:
-                _signal(pid, signal.SIGCONT)
-            return
-        _signal(pid, signal.SIGKILL)
-        await self._until_replaced(fault.target, pid)
-        self._note_processes()
+        async with self._locks[fault.target]:
+            pid = self._gcs_pid() if fault.target == _GCS else await self._until_there(fault.target)
+            if fault.kind in _STOPS:
+                await self._pause(pid, fault.for_s)
+                return
+            _signal(pid, signal.SIGKILL)
+            await self._until_there(fault.target, but_not=pid)
+            await self._until_ready()
+            self._note_processes()
 
     def was_away(self, door: str, since_s: float) -> bool:
         return False
@@ -158,15 +157,25 @@ class RayHouse:
                 return pid
         raise ServerError("no gcs_server among the processes of tandem serve")
 
-    async def _until_replaced(self, name: str, old_pid: int) -> None:
-        """Until the supervisor has another process of this name and the router is ready."""
+    async def _pause(self, pid: int, for_s: float) -> None:
+        _signal(pid, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(for_s)
+        finally:
+            _signal(pid, signal.SIGCONT)
+
+    async def _until_there(self, name: str, but_not: int = 0) -> int:
+        """The pid of this worker's process, once the record names one, and another one than that.
+
+        While Ray's GCS is stopped nothing can be placed, so this may take as long as that.
+        """
         try:
             async with asyncio.timeout(_HEALED_WITHIN_S):
-                while self._record().get(name, _Recorded(old_pid, "")).pid == old_pid:
+                while (found := self._record().get(name)) is None or found.pid == but_not:
                     await asyncio.sleep(_LOOK_AGAIN_S)
-                await self._until_ready()
         except TimeoutError:
-            raise ServerError(f"{name} was not replaced within {_HEALED_WITHIN_S:g} s") from None
+            raise ServerError(f"there was no {name} for {_HEALED_WITHIN_S:g} s") from None
+        return found.pid
 
     async def _until_ready(self) -> None:
         client = OpenAIClient(Target(self._door.base_url), self._clock)
