@@ -26,7 +26,7 @@ def chaos_table(verdict: Verdict) -> Table:
             verdict.num_refused, verdict.num_cut_off
         ),
         "longest stall of a stream": _seconds(verdict.longest_stall_s),
-        "median time until all streams went on": _seconds(verdict.median_tokens_again_s),
+        "median of the longest silence of a fault": _seconds(verdict.median_silence_s),
         "median time until the target served": _seconds(verdict.median_serves_again_s),
         f"memory growth (limit {MAX_GROWTH:.0%})": ", ".join(
             f"{name} {growth:+.1%}" for name, growth in verdict.memory_growth.items()
@@ -36,11 +36,10 @@ def chaos_table(verdict: Verdict) -> Table:
     for name, value in rows.items():
         table.add_row(name, value)
     table.add_section()
-    table.add_row("faults", str(verdict.num_faults), "all streams went on")
+    table.add_row("faults", str(verdict.num_faults), "longest silence")
     for kind, count in sorted(verdict.faults_by_kind.items()):
-        worst_s = verdict.worst_tokens_again_s.get(kind)
-        within = "" if worst_s is None else f"within {worst_s:.2f} s"
-        table.add_row(f"  {kind}", str(count), within)
+        worst_s = verdict.worst_silence_s.get(kind)
+        table.add_row(f"  {kind}", str(count), "" if worst_s is None else _seconds(worst_s))
     return table
 
 

@@ -16,6 +16,9 @@ from statistics import median
 MAX_GROWTH = 0.05
 """Of a process's memory (PSS), from before the faults to after them."""
 
+_MOMENT_S = 0.25
+"""Output that was on its way when a fault happened still arrives within this."""
+
 
 class Result(enum.StrEnum):
     """How a request ended for its client."""
@@ -112,10 +115,10 @@ class Verdict:
     num_crashes: int
     num_orphans: int
     longest_stall_s: float
-    median_tokens_again_s: float | None
-    """From a fault until every stream that was under way then had its next output."""
-    worst_tokens_again_s: dict[str, float]
-    """The longest of these times, by kind of fault."""
+    median_silence_s: float | None
+    """Of the longest that any stream waited for output because of a fault."""
+    worst_silence_s: dict[str, float]
+    """The longest such wait, by kind of fault."""
     median_serves_again_s: float | None
     """From a fault until its target served again."""
     memory_growth: dict[str, float]
@@ -152,7 +155,7 @@ def judge(evidence: Evidence) -> Verdict:
     by_kind = Counter(fault.kind for fault in faults)
     by_kind.update(evidence.faults_within)
     healed = [fault.over_s - fault.at_s for fault in faults if fault.over_s is not None]
-    again = _tokens_again_by_kind(faults, outcomes)
+    silences = _silences_by_kind(faults, outcomes)
     return Verdict(
         num_faults=by_kind.total(),
         faults_by_kind=dict(by_kind),
@@ -166,8 +169,8 @@ def judge(evidence: Evidence) -> Verdict:
         num_crashes=len(evidence.crashes),
         num_orphans=len(evidence.orphans),
         longest_stall_s=longest_stall_s(outcomes),
-        median_tokens_again_s=_median([time_s for times_s in again.values() for time_s in times_s]),
-        worst_tokens_again_s={kind: max(times_s) for kind, times_s in again.items()},
+        median_silence_s=_median([wait_s for waits_s in silences.values() for wait_s in waits_s]),
+        worst_silence_s={kind: max(waits_s) for kind, waits_s in silences.items()},
         median_serves_again_s=_median(healed),
         memory_growth=_growth(evidence.memory_before, evidence.memory_after),
     )
@@ -179,27 +182,29 @@ def longest_stall_s(outcomes: Sequence[Outcome]) -> float:
     return max(gaps, default=0.0)
 
 
-def tokens_again_s(at_s: float, outcomes: Sequence[Outcome]) -> float | None:
-    """From `at_s` until every stream that was asked for by then had its next output; None without.
+def silence_s(at_s: float, outcomes: Sequence[Outcome]) -> float | None:
+    """The longest time that a stream under way at `at_s` waited for output, from then or a moment
+    after; None without any.
 
-    Streams that the fault doesn't touch go on within a step, so the last one is what it cost.
+    Streams that a fault doesn't touch go on within a step, so the longest is what it cost.
     """
     waits = [
-        next(time for time in each.token_times_s if time > at_s) - at_s
+        later - max(earlier, at_s)
         for each in outcomes
-        if each.token_times_s and each.started_s <= at_s < each.token_times_s[-1]
+        for earlier, later in pairwise((each.started_s, *each.token_times_s))
+        if each.started_s <= at_s < later and earlier <= at_s + _MOMENT_S
     ]
     return max(waits, default=None)
 
 
-def _tokens_again_by_kind(
+def _silences_by_kind(
     faults: Sequence[FaultDone], outcomes: Sequence[Outcome]
 ) -> dict[str, list[float]]:
-    times_s: defaultdict[str, list[float]] = defaultdict(list)
+    silences: defaultdict[str, list[float]] = defaultdict(list)
     for fault in faults:
-        if (again_s := tokens_again_s(fault.at_s, outcomes)) is not None:
-            times_s[fault.kind].append(again_s)
-    return dict(times_s)
+        if (longest_s := silence_s(fault.at_s, outcomes)) is not None:
+            silences[fault.kind].append(longest_s)
+    return dict(silences)
 
 
 def _growth(before: Sequence[Memory], after: Sequence[Memory]) -> dict[str, float]:

@@ -15,7 +15,7 @@ from bench.chaos.verdict import (
     Result,
     judge,
     longest_stall_s,
-    tokens_again_s,
+    silence_s,
 )
 
 RIGHT = Outcome(0, "ask", Result.RIGHT, 0.0, 3.0, (0.5, 1.0, 3.0))
@@ -37,8 +37,8 @@ def test_a_run_in_which_nothing_bad_happened_holds() -> None:
     assert (verdict.num_requests, verdict.num_refused, verdict.num_cut_off) == (2, 2, 1)
     assert verdict.results == {"right": 1, "left": 1}
     assert verdict.longest_stall_s == 2.0
-    assert verdict.median_tokens_again_s == 1.5
-    assert verdict.worst_tokens_again_s == {"kill P": 1.5}
+    assert verdict.median_silence_s == 1.5
+    assert verdict.worst_silence_s == {"kill P": 1.5}
     assert verdict.median_serves_again_s == 4.0
 
 
@@ -66,16 +66,21 @@ def test_memory_is_compared_where_a_process_lived_through_the_run() -> None:
     assert judge(replace(GOOD, memory_after=(Memory("decode-1", 106.0),))).num_grown == 1
 
 
-def test_recovery_is_that_of_the_last_stream_which_ran_at_the_fault() -> None:
-    other = replace(RIGHT, token_times_s=(1.0, 1.75, 2.0))
+def test_a_fault_costs_what_the_longest_silence_of_a_stream_of_that_moment_is() -> None:
+    other = replace(RIGHT, token_times_s=(1.0, 1.6, 2.0))
     later = replace(RIGHT, started_s=1.55, token_times_s=(1.6, 9.0))
-    assert tokens_again_s(1.5, [RIGHT, other, later]) == 1.5
-    assert tokens_again_s(50.0, [RIGHT]) is None
+    assert silence_s(1.5, [RIGHT, other, later]) == 1.5
+    assert silence_s(50.0, [RIGHT]) is None
+
+
+def test_output_that_was_on_its_way_at_the_fault_does_not_hide_the_silence_after_it() -> None:
+    hit = replace(RIGHT, token_times_s=(1.0, 1.51, 7.5))
+    assert silence_s(1.5, [hit]) == pytest.approx(5.99)
 
 
 def test_a_stream_that_waits_for_its_first_token_is_hit_too() -> None:
     waiting = replace(RIGHT, started_s=1.4, token_times_s=(8.5, 8.6))
-    assert tokens_again_s(1.5, [RIGHT, waiting]) == 7.0
+    assert silence_s(1.5, [RIGHT, waiting]) == 7.0
 
 
 def test_without_streams_there_is_no_stall() -> None:
