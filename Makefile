@@ -59,14 +59,19 @@ bench: $(DEV)
 bench-peers: $(DEV)
 	$(BIN)/tandem bench peers $(ARGS)
 
-CHAOS = $(BIN)/tandem bench chaos --seed $(SEED) --redis-server "$$($(BIN)/python tests/redis_server.py)"
 SEED ?= 0
+# Cutting a network needs a network namespace, and that needs root.
+NODES ?= $(if $(filter 0,$(shell id -u)),--two-nodes)
+CHAOS  = $(BIN)/tandem bench chaos --seed $(SEED)
+BY_HAND = --redis-server "$$($(BIN)/python tests/redis_server.py)" $(NODES)
 
 chaos: $(DEV)
-	$(CHAOS) --duration 600s $(ARGS)
+	$(CHAOS) $(BY_HAND) --duration 420s $(ARGS)
+	$(CHAOS) $(BY_HAND) --duration 90s --period 10s --clients 3 --model default $(ARGS)
+	$(CHAOS) --house ray --duration 90s --period 10s $(ARGS)
 
 chaos-short: $(DEV)
-	$(CHAOS) --duration 180s $(ARGS)
+	$(CHAOS) $(BY_HAND) --duration 180s --period 5s $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

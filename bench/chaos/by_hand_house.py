@@ -1,5 +1,7 @@
 """A house of processes started by hand: a Redis, two routers, two workers of each role, no Ray.
 
+On two nodes, the prefill workers live on the other one.
+
     store, then all others at once -> ready -> each process is watched: one that ends unasked is a
     crash, and is started again as a supervisor would -> faults, one at a time for each target
     -> SIGTERM to all, workers before their store -> what is left in any session is killed
@@ -22,6 +24,7 @@ from bench.chaos.house import Door
 from bench.chaos.kv_books import books_at_rest
 from bench.chaos.plan import FaultKind, PlannedFault
 from bench.chaos.process import ManagedProcess, Program, end_session
+from bench.chaos.second_node import SecondNode
 from bench.chaos.verdict import Books, Memory
 from bench.client import ServerError
 from bench.peers.memory import process_memory
@@ -30,6 +33,7 @@ from bench.tandem_server import free_port
 from core.clock import Clock
 
 STORE = "store"
+_NETWORK = "network"
 START_TIMEOUT_S = 120.0
 _STOP_GRACE_S = 60.0
 _WHOLE_WITHIN_S = 60.0
@@ -50,6 +54,7 @@ class HouseSettings:
     num_routers: int = 2
     num_of_each_role: int = 2
     seed: int = 0
+    two_nodes: bool = False
 
 
 class ByHandHouse:
@@ -69,6 +74,8 @@ class ByHandHouse:
         self._ended_badly: list[str] = []
         self._ended_faults: Counter[str] = Counter()
         self._stopping = False
+        self._node = SecondNode() if settings.two_nodes else None
+        self._near = "127.0.0.1" if self._node is None else self._node.near_address
         self._redis_port = free_port()
         names = [f"router-{number}" for number in range(settings.num_routers)]
         self._ports = {name: free_port() for name in names}
@@ -81,7 +88,8 @@ class ByHandHouse:
         return self._doors
 
     async def start(self) -> None:
-        """Returns when all serve. Raises ServerError."""
+        if self._node is not None:
+            await self._node.open()
         await self._start(STORE)
         await asyncio.gather(*(self._start(name) for name in (*self._workers, *self._ports)))
 
@@ -97,10 +105,13 @@ class ByHandHouse:
         targets |= {kind: routers[:-1] for kind in ended}
         targets |= {FaultKind.STOP_PREFILL: prefill, FaultKind.STOP_DECODE: decode}
         targets |= {kind: [STORE] for kind in (FaultKind.STOP_STORE, FaultKind.KILL_STORE)}
-        return targets
+        return targets if self._node is None else targets | {FaultKind.CUT_NETWORK: [_NETWORK]}
 
     async def carry_out(self, fault: PlannedFault) -> None:
         async with self._locks[fault.target]:
+            if fault.kind is FaultKind.CUT_NETWORK:
+                await self._cut_network(fault.for_s)
+                return
             if fault.kind in _STOPS:
                 await self._pause(self._live[fault.target], fault.for_s)
                 return
@@ -141,6 +152,8 @@ class ByHandHouse:
         left = [text for texts in await asyncio.gather(*ends) for text in texts]
         if store is not None:
             left += await store.terminate(_STOP_GRACE_S)
+        if self._node is not None:
+            await self._node.close()
         return self._ended_badly + left
 
     # ---- processes
@@ -187,6 +200,14 @@ class ByHandHouse:
         finally:
             live.signal(signal.SIGCONT)
 
+    async def _cut_network(self, for_s: float) -> None:
+        assert self._node is not None
+        await self._node.cut()
+        try:
+            await asyncio.sleep(for_s)
+        finally:
+            await self._node.heal()
+
     def _program(self, name: str, spec: str) -> Program:
         make: Callable[[str, str], Program] = self._worker_program
         if name == STORE:
@@ -197,8 +218,9 @@ class ByHandHouse:
 
     def _store_program(self, name: str, spec: str) -> Program:
         # Nothing is kept on disk: a killed store comes back empty.
-        words = ("--port", str(self._redis_port), "--bind", "127.0.0.1", "--save", "")
-        command = (self._settings.redis_server, *words, "--appendonly", "no")
+        words = ("--port", str(self._redis_port), "--bind", self._near, "--save", "")
+        open_to_the_other_node = ("--protected-mode", "no")
+        command = (self._settings.redis_server, *words, *open_to_the_other_node)
         return Program(name, command, "eady to accept connections")
 
     def _router_program(self, name: str, spec: str) -> Program:
@@ -209,12 +231,15 @@ class ByHandHouse:
         role = name.partition("-")[0]
         specs = ",".join(each for each in (self._settings.pace, spec) if each)
         seed = self._settings.seed + self._lives[name]
-        own = (f"faults.spec={specs}", f"faults.seed={seed}")
+        there = self._node if role == "prefill" else None
+        host = self._near if there is None else there.far_address
+        own = (f"faults.spec={specs}", f"faults.seed={seed}", f"worker.host={host}")
         command = (*self._tandem(f"{role}-worker", *own), "--id", name)
-        return Program(name, command, f"{name} ready:")
+        return Program(name, there.command(command) if there else command, f"{name} ready:")
 
     def _tandem(self, verb: str, *own: str) -> tuple[str, ...]:
-        stored = ("state.backend=redis", f"state.redis_url=redis://127.0.0.1:{self._redis_port}/0")
+        store = f"redis://{self._near}:{self._redis_port}/0"
+        stored = ("state.backend=redis", f"state.redis_url={store}")
         settings = (*stored, *self._settings.overrides, *own)
         options = (part for each in settings for part in ("--set", each))
         return (sys.executable, "-m", "cli.main", verb, *options)

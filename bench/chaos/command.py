@@ -53,6 +53,13 @@ def chaos(
     redis_server: Annotated[
         str, typer.Option(help="The program that processes started by hand share their state in.")
     ] = "redis-server",
+    two_nodes: Annotated[
+        bool,
+        typer.Option(
+            "--two-nodes",
+            help="Prefill workers in a network namespace whose cable is cut, too. Needs root.",
+        ),
+    ] = False,
     plan_only: Annotated[
         bool, typer.Option("--plan-only", help="Print the plan and do nothing.")
     ] = False,
@@ -69,7 +76,7 @@ def chaos(
     """
     with tempfile.TemporaryDirectory(prefix="tandem-chaos-") as scratch:
         wanted = HouseWanted(
-            house, model, redis_server, Path(scratch), logs, seed, tuple(overrides or ())
+            house, model, redis_server, Path(scratch), logs, seed, tuple(overrides or ()), two_nodes
         )
         made, served_name, sizes = make_house(wanted)
         faults = make_plan(
