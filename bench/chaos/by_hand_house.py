@@ -23,7 +23,7 @@ from pathlib import Path
 from bench.chaos.house import Door
 from bench.chaos.kv_books import books_at_rest
 from bench.chaos.plan import FaultKind, PlannedFault
-from bench.chaos.process import ManagedProcess, Program, end_session
+from bench.chaos.process import ManagedProcess, Program
 from bench.chaos.second_node import SecondNode
 from bench.chaos.verdict import Books, Memory
 from bench.client import ServerError
@@ -175,7 +175,6 @@ class ByHandHouse:
         self._crashes.append(f"{name} ended with status {status}; it said:\n{live.said()}")
         self._progress(f"crash: {name} ended with status {status}")
         self._ended_faults += live.faults
-        end_session(live.pid)
         try:
             await self._start(name, spec)
         except ServerError as error:

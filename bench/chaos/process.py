@@ -44,6 +44,8 @@ class ManagedProcess:
         self.address = ""
         """The last word of the line that said ready."""
         self.end_is_asked_for = False
+        self.left: list[int] = []
+        """Children that it did not end."""
         self._process = process
         self._stream = process.stdout
         self._log = log
@@ -86,10 +88,14 @@ class ManagedProcess:
             raise ServerError(f"{self.program.name} is not ready; it said:\n{self.said()}")
 
     async def until_ended(self) -> int:
-        """Its exit status."""
-        status = await self._process.wait()
-        await asyncio.wait({self._reading}, timeout=1.0)
-        return status
+        """Its exit status; what it left in its session is killed, and noted in `left`.
+
+        asyncio's own wait would also wait for children that hold the output open.
+        """
+        await _until_exit(self.pid)
+        self.left += end_session(self.pid)
+        await asyncio.wait({self._reading})
+        return await self._process.wait()
 
     def signal(self, number: signal.Signals) -> None:
         """Nothing happens if it has ended."""
@@ -97,11 +103,10 @@ class ManagedProcess:
             self._process.send_signal(number)
 
     async def kill(self) -> None:
-        """SIGKILL to it and its children; returns when it is gone."""
+        """SIGKILL to it and its children; returns when they are gone."""
         self.end_is_asked_for = True
         self.signal(signal.SIGKILL)
         await self.until_ended()
-        end_session(self.pid)
 
     async def terminate(self, grace_s: float) -> list[str]:
         """SIGTERM; returns what had to be killed, which is nothing after a clean end."""
@@ -114,7 +119,7 @@ class ManagedProcess:
         except TimeoutError:
             await self.kill()
             return [f"{self.program.name} ({self.pid}) did not end within {grace_s:g} s"]
-        return [f"process {pid} of {self.program.name}" for pid in end_session(self.pid)]
+        return [f"process {pid} of {self.program.name}" for pid in self.left]
 
     async def _read(self) -> None:
         with self._log.open("ab") as log:
@@ -161,6 +166,21 @@ def identity_of(pid: int) -> ProcessIdentity | None:
     except OSError:
         return None
     return None if words[0] == "Z" else ProcessIdentity(pid, int(words[19]))
+
+
+async def _until_exit(pid: int) -> None:
+    """Returns when that child of ours has ended, whoever still holds its files."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(fd, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(fd)
+        os.close(fd)
 
 
 def session_members(leader_pid: int) -> list[int]:
