@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,30 +148,38 @@ def _of_choice(want: ChoiceAnswer, have: ChoiceAnswer, name: str) -> Difference 
     if have == want:
         return None
     if have.tokens != want.tokens:
-        flaw = _fault(len(want.tokens), len(have.tokens))
-        return Difference(flaw, _where(want.tokens, have.tokens, f"{name}, tokens"))
+        where = _where(want.tokens, have.tokens, f"{name}, tokens")
+        return Difference(_flaw(want.tokens, have.tokens), where)
     if have.text != want.text:
-        flaw = _fault(len(want.text), len(have.text))
-        return Difference(flaw, _where(want.text, have.text, f"{name}, text"))
+        where = _where(want.text, have.text, f"{name}, text")
+        return Difference(_flaw(want.text, have.text), where)
     if have.finish_reason is None:
         return Difference(Flaw.LOST, f"{name} has no finish reason")
     problem = f"{name}: finish reason {have.finish_reason}, undisturbed {want.finish_reason}"
     return Difference(Flaw.WRONG, problem)
 
 
-def _fault(want: int, have: int) -> Flaw:
-    if want == have:
-        return Flaw.WRONG
-    return Flaw.DOUBLED if have > want else Flaw.LOST
+def _flaw(want: Sequence[str], have: Sequence[str]) -> Flaw:
+    """Something came twice, or not at all, and the rest is right; or else it is wrong."""
+    at = _parting(want, have)
+    if len(have) > len(want) and have[at + len(have) - len(want) :] == want[at:]:
+        return Flaw.DOUBLED
+    if len(have) < len(want) and want[at + len(want) - len(have) :] == have[at:]:
+        return Flaw.LOST
+    return Flaw.WRONG
 
 
-def _where(want: str | tuple[str, ...], have: str | tuple[str, ...], name: str) -> str:
+def _where(want: Sequence[str], have: Sequence[str], name: str) -> str:
     """The first place where they part."""
-    at = next((i for i, (a, b) in enumerate(zip(want, have, strict=False)) if a != b), None)
-    if at is None:
-        at = min(len(want), len(have))
+    at = _parting(want, have)
     near = slice(at, at + 3)
     return f"{name}: {len(have)} for {len(want)}; from {at} on {have[near]!r} for {want[near]!r}"
+
+
+def _parting(want: Sequence[str], have: Sequence[str]) -> int:
+    """Up to where both are the same."""
+    pairs = enumerate(zip(want, have, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(want), len(have)))
 
 
 def _usage(answer: Answer) -> str:

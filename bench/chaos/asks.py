@@ -1,7 +1,8 @@
 """What clients ask, and when they leave: a mix that follows from a seed (pure).
 
 A run asks the same few dozen questions again and again, since each needs its undisturbed answer.
-Most come with a cache salt of their own, so that their KV is computed and moved every time.
+Most come with one of a few cache salts: so many that workers have forgotten most of them, and their
+KV is computed and moved again; so few that what a router remembers doesn't grow with the run.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 _SHARE_LEAVING = 0.15
-_SHARE_UNSALTED = 0.25
+_SHARE_UNSALTED = 0.15
+_NUM_SALTS = 12
 _LEAVES_AFTER_S = (0.003, 2.0)
 _WORDS = ("night", "train", "late", "nobody", "platform", "light", "read", "by")
 
@@ -73,7 +75,7 @@ def visits(asks: Sequence[Ask], *, seed: int) -> Iterator[Visit]:
     number = 0
     while True:
         for ask in rng.sample(asks, len(asks)):
-            salt = "" if rng.random() < _SHARE_UNSALTED else f"{seed}/{number}"
+            salt = "" if rng.random() < _SHARE_UNSALTED else f"salt {rng.randrange(_NUM_SALTS)}"
             # Log-uniform: as many leave while they wait or prefill as while they decode.
             leaves = math.exp(rng.uniform(*map(math.log, _LEAVES_AFTER_S)))
             yield Visit(number, ask, salt, leaves if rng.random() < _SHARE_LEAVING else None)

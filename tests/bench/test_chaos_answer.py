@@ -81,6 +81,11 @@ def test_a_stream_that_ends_with_an_error_is_lost() -> None:
     assert reader.problem is not None and "worker_lost" in reader.problem.problem
 
 
+def test_an_answer_of_another_length_and_other_tokens_is_wrong() -> None:
+    events = (piece("a"), piece("x"), piece("y"), piece("z", "length"))
+    assert flaw_of(streamed(*events)) == "wrong"
+
+
 def test_another_token_is_wrong_and_so_is_another_log_probability() -> None:
     assert flaw_of(streamed(piece("a"), piece("x"), piece("c", "length"))) == "wrong"
     event = piece("b").replace(b"-0.25", b"-0.26")
