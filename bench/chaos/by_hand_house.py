@@ -23,11 +23,10 @@ from pathlib import Path
 from bench.chaos.house import Door
 from bench.chaos.kv_books import books_at_rest
 from bench.chaos.plan import FaultKind, PlannedFault
-from bench.chaos.process import ManagedProcess, Program
+from bench.chaos.process import ManagedProcess, Program, memory_of
 from bench.chaos.second_node import SecondNode
 from bench.chaos.verdict import Books, Memory
 from bench.client import ServerError
-from bench.peers.memory import process_memory
 from bench.progress import Progress
 from bench.tandem_server import free_port
 from core.clock import Clock
@@ -131,12 +130,13 @@ class ByHandHouse:
         return done
 
     def memory(self) -> tuple[Memory, ...]:
-        looks = [(name, process_memory(live.pid)) for name, live in self._live.items()]
-        return tuple(
-            Memory(name, look.pss_mib)
-            for name, look in looks
-            if look is not None and self._lives[name] == 1 and name != STORE
-        )
+        steady = {
+            name: live
+            for name, live in self._live.items()
+            if self._lives[name] == 1 and name != STORE
+        }
+        looks = (memory_of(name, live.pid) for name, live in steady.items())
+        return tuple(look for look in looks if look is not None)
 
     async def books(self) -> tuple[Books, ...]:
         addresses = {name: self._live[name].address for name in self._workers}

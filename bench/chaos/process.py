@@ -17,9 +17,11 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.chaos.verdict import Memory
 from bench.client import ServerError
 
 _KEPT_LINES = 25
+_PSS = re.compile(r"^(Pss|Pss_Anon):\s+(\d+) kB$", re.MULTILINE)
 _FAULT_LINE = re.compile(r"fault: (\w+) #\d+: delay ([\d.e-]+) s, (\w+)")
 
 
@@ -181,6 +183,16 @@ async def _until_exit(pid: int) -> None:
     finally:
         loop.remove_reader(fd)
         os.close(fd)
+
+
+def memory_of(name: str, pid: int) -> Memory | None:
+    """What it takes now; None if it has ended."""
+    try:
+        rollup = (Path("/proc") / str(pid) / "smaps_rollup").read_text()
+    except OSError:
+        return None
+    kib = {key: int(value) for key, value in _PSS.findall(rollup)}
+    return Memory(name, kib["Pss"] / 1024, kib["Pss_Anon"] / 1024) if kib else None
 
 
 def session_members(leader_pid: int) -> list[int]:

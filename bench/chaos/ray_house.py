@@ -21,7 +21,7 @@ from pathlib import Path
 from bench.chaos.house import Door
 from bench.chaos.kv_books import books_at_rest
 from bench.chaos.plan import FaultKind, PlannedFault
-from bench.chaos.process import ManagedProcess, ProcessIdentity, Program, identity_of
+from bench.chaos.process import ManagedProcess, ProcessIdentity, Program, identity_of, memory_of
 from bench.chaos.verdict import Books, Memory
 from bench.client import OpenAIClient, ServerError, Target
 from bench.peers.memory import process_memory, tree
@@ -120,8 +120,9 @@ class RayHouse:
 
     def memory(self) -> tuple[Memory, ...]:
         now = self._record()
-        looks = [(n, process_memory(p.pid)) for n, p in now.items() if p == self._first.get(n)]
-        return tuple(Memory(name, look.pss_mib) for name, look in looks if look is not None)
+        steady = {n: p.pid for n, p in now.items() if p == self._first.get(n)}
+        looks = (memory_of(name, pid) for name, pid in steady.items())
+        return tuple(look for look in looks if look is not None)
 
     async def books(self) -> tuple[Books, ...]:
         addresses = {n: p.address for n, p in self._record().items() if n != self._door.name}

@@ -79,10 +79,13 @@ class Books:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What one life of a process takes. `name` tells lives apart."""
+    """What a process takes that was never started anew."""
 
     name: str
     pss_mib: float
+    anonymous_mib: float
+    """The part that is no file's: pages of programs cost less PSS the more processes share them,
+    also those of others on the machine, so only this part tells whether anything grows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,11 +211,11 @@ def _silences_by_kind(
 
 
 def _growth(before: Sequence[Memory], after: Sequence[Memory]) -> dict[str, float]:
-    first = {memory.name: memory.pss_mib for memory in before}
+    first = {memory.name: memory for memory in before}
     return {
-        memory.name: memory.pss_mib / first[memory.name] - 1.0
-        for memory in after
-        if memory.name in first
+        now.name: (now.anonymous_mib - first[now.name].anonymous_mib) / first[now.name].pss_mib
+        for now in after
+        if now.name in first
     }
 
 

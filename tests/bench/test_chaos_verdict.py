@@ -24,8 +24,8 @@ GOOD = Evidence(
     faults=(FaultDone("kill P", "prefill-0", 1.5, 6.5), FaultDone("kill P", "prefill-0", 9, 12)),
     faults_within={"kv_send corrupt": 3},
     books=(Books("prefill-0", 320, 320),),
-    memory_before=(Memory("decode-1", 100.0), Memory("decode-0", 100.0)),
-    memory_after=(Memory("decode-1", 103.0),),
+    memory_before=(Memory("decode-1", 100.0, 60.0), Memory("decode-0", 100.0, 60.0)),
+    memory_after=(Memory("decode-1", 120.0, 63.0),),
 )
 
 
@@ -63,7 +63,7 @@ def test_memory_is_compared_where_a_process_lived_through_the_run() -> None:
     verdict = judge(GOOD)
     assert verdict.memory_growth == {"decode-1": pytest.approx(0.03)}
     assert verdict.num_grown == 0
-    assert judge(replace(GOOD, memory_after=(Memory("decode-1", 106.0),))).num_grown == 1
+    assert judge(replace(GOOD, memory_after=(Memory("decode-1", 100.0, 66.0),))).num_grown == 1
 
 
 def test_a_fault_costs_what_the_longest_silence_of_a_stream_of_that_moment_is() -> None:
