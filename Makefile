@@ -1,6 +1,7 @@
 # serve, demo: run Tandem.  test, check: prove it.  protos, docs: what is generated.
 # bench: this machine's figures, with shares of its limits.  bench-peers: other servers beside it, as
-# far as `tandem bench peers install` has made their environments.  ARGS="..." are passed on.
+# far as `tandem bench peers install` has made their environments.  chaos: faults of every kind under
+# load for ten minutes, chaos-short for three; SEED=n plans others.  ARGS="..." are passed on.
 # A virtual environment in .venv is made on first use and refreshed when pyproject.toml changes.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   := .venv
@@ -9,7 +10,7 @@ STAMP  := $(VENV)/.installed
 DEV    := $(VENV)/.installed-dev
 SET    ?=
 
-.PHONY: serve demo test check protos bench bench-peers docs clean
+.PHONY: serve demo test check protos bench bench-peers chaos chaos-short docs clean
 .DEFAULT_GOAL := serve
 
 $(BIN)/python:
@@ -57,6 +58,20 @@ bench: $(DEV)
 
 bench-peers: $(DEV)
 	$(BIN)/tandem bench peers $(ARGS)
+
+SEED ?= 0
+# Cutting a network needs a network namespace, and that needs root.
+NODES ?= $(if $(filter 0,$(shell id -u)),--two-nodes)
+CHAOS  = $(BIN)/tandem bench chaos --seed $(SEED)
+BY_HAND = --redis-server "$$($(BIN)/python tests/redis_server.py)" $(NODES)
+
+chaos: $(DEV)
+	$(CHAOS) $(BY_HAND) --duration 420s $(ARGS)
+	$(CHAOS) $(BY_HAND) --duration 90s --period 10s --clients 3 --model default $(ARGS)
+	$(CHAOS) --house ray --duration 90s --period 10s $(ARGS)
+
+chaos-short: $(DEV)
+	$(CHAOS) $(BY_HAND) --duration 180s --period 5s $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

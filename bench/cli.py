@@ -6,6 +6,7 @@ import typer
 
 from bench.attention_command import attention
 from bench.batching_command import batching
+from bench.chaos.command import chaos
 from bench.handoff_command import handoff
 from bench.linears_command import linears
 from bench.peers.command import peers_app
@@ -19,6 +20,6 @@ app = typer.Typer(
     add_completion=False,
     help="Measure servers and engines: latency and throughput under load, side by side.",
 )
-for verb in (serve, step, linears, attention, throughput, batching, handoff, suite):
+for verb in (serve, step, linears, attention, throughput, batching, handoff, suite, chaos):
     app.command()(verb)
 app.add_typer(peers_app, name="peers")

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from bench.http_response import EventReader, ProtocolError, ResponseReader
@@ -30,6 +30,8 @@ class Response:
 
     status: int
     body: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """By lower-case name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +178,9 @@ class _Connection(asyncio.Protocol):
 
     def _finish(self) -> None:
         if self._done is not None and not self._done.done():
-            self._done.set_result(Response(self._reader.status, bytes(self._body)))
+            self._done.set_result(
+                Response(self._reader.status, bytes(self._body), self._reader.headers)
+            )
 
     def _fail(self, error: Exception) -> None:
         if self._done is not None and not self._done.done():

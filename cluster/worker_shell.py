@@ -122,7 +122,8 @@ class WorkerShell:
         self._parts.step_loop.start()
         await server.start()
         member = self._member(engine)
-        await self._parts.heartbeat.start(member)
+        patience_s = self._config.cluster.start_timeout_s
+        await self._parts.heartbeat.start(member, patience_s=patience_s)
         log.info("ready at %s", self._address)
         return member
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -48,6 +49,17 @@ def locate() -> Binary:
         else:
             return binary
     raise NoRedisError("no redis-server: " + "; ".join(problems))
+
+
+def write_script(binary: Binary, path: Path) -> Path:
+    """A program that is this redis-server, for who can name a program but not its environment."""
+    environ = " ".join(f"{name}={shlex.quote(value)}" for name, value in binary.environ.items())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(f".{os.getpid()}")
+    fresh.write_text(f'#!/bin/sh\n{environ} exec {shlex.quote(str(binary.path))} "$@"\n')
+    fresh.chmod(0o755)
+    fresh.rename(path)
+    return path
 
 
 def _on_path() -> Binary:
@@ -194,3 +206,7 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{write_script(locate(), CACHE / 'redis-server')}\n")

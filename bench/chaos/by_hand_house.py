@@ -1,0 +1,244 @@
+"""A house of processes started by hand: a Redis, two routers, two workers of each role, no Ray.
+
+On two nodes, the prefill workers live on the other one.
+
+    store, then all others at once -> ready -> each process is watched: one that ends unasked is a
+    crash, and is started again as a supervisor would -> faults, one at a time for each target
+    -> SIGTERM to all, workers before their store -> what is left in any session is killed
+
+The last router and the last worker of each role are stopped, cut off and sent bad transfers, but
+never ended: their memory says whether anything grows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.chaos.house import Door
+from bench.chaos.kv_books import books_at_rest
+from bench.chaos.plan import FaultKind, PlannedFault
+from bench.chaos.process import ManagedProcess, Program, memory_of
+from bench.chaos.second_node import SecondNode
+from bench.chaos.verdict import Books, Memory
+from bench.client import ServerError
+from bench.progress import Progress
+from bench.tandem_server import free_port
+from core.clock import Clock
+
+STORE = "store"
+_NETWORK = "network"
+START_TIMEOUT_S = 120.0
+_STOP_GRACE_S = 60.0
+_WHOLE_WITHIN_S = 60.0
+_KILLS = (FaultKind.KILL_PREFILL, FaultKind.KILL_DECODE, FaultKind.KILL_ROUTER)
+_STOPS = (FaultKind.STOP_PREFILL, FaultKind.STOP_DECODE, FaultKind.STOP_STORE)
+
+
+@dataclass(frozen=True, slots=True)
+class HouseSettings:
+    """What the house is made of."""
+
+    redis_server: str
+    logs: Path
+    overrides: tuple[str, ...]
+    """`section.key=value`, for every process."""
+    pace: str = ""
+    """Faults of every worker from the beginning, which slow a tiny model down to a real one."""
+    num_routers: int = 2
+    num_of_each_role: int = 2
+    seed: int = 0
+    two_nodes: bool = False
+
+
+class ByHandHouse:
+    """A running house. `start` it; `stop` it whatever happens."""
+
+    def __init__(self, settings: HouseSettings, clock: Clock, progress: Progress) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._progress = progress
+        self._live: dict[str, ManagedProcess] = {}
+        self._lives: Counter[str] = Counter()
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._gone_s: dict[str, float] = {}
+        """When a router was last taken away; infinity while it is."""
+        self._watchers: set[asyncio.Task[None]] = set()
+        self._crashes: list[str] = []
+        self._ended_badly: list[str] = []
+        self._ended_faults: Counter[str] = Counter()
+        self._stopping = False
+        self._node = SecondNode() if settings.two_nodes else None
+        self._near = "127.0.0.1" if self._node is None else self._node.near_address
+        self._redis_port = free_port()
+        names = [f"router-{number}" for number in range(settings.num_routers)]
+        self._ports = {name: free_port() for name in names}
+        self._doors = tuple(Door(n, f"http://127.0.0.1:{p}") for n, p in self._ports.items())
+        roles = [(r, n) for r in ("prefill", "decode") for n in range(settings.num_of_each_role)]
+        self._workers = tuple(f"{role}-{number}" for role, number in roles)
+
+    @property
+    def doors(self) -> Sequence[Door]:
+        return self._doors
+
+    async def start(self) -> None:
+        if self._node is not None:
+            await self._node.open()
+        await self._start(STORE)
+        await asyncio.gather(*(self._start(name) for name in (*self._workers, *self._ports)))
+
+    def targets(self) -> Mapping[FaultKind, Sequence[str]]:
+        prefill = [name for name in self._workers if name.startswith("prefill")]
+        decode = [name for name in self._workers if name.startswith("decode")]
+        routers = list(self._ports)
+        ended = [FaultKind.KILL_PREFILL, FaultKind.RESTART_PREFILL]
+        targets: dict[FaultKind, Sequence[str]] = {kind: prefill[:-1] for kind in ended}
+        ended = [FaultKind.KILL_DECODE, FaultKind.RESTART_DECODE]
+        targets |= {kind: decode[:-1] for kind in ended}
+        ended = [FaultKind.KILL_ROUTER, FaultKind.RESTART_ROUTER]
+        targets |= {kind: routers[:-1] for kind in ended}
+        targets |= {FaultKind.STOP_PREFILL: prefill, FaultKind.STOP_DECODE: decode}
+        targets |= {kind: [STORE] for kind in (FaultKind.STOP_STORE, FaultKind.KILL_STORE)}
+        return targets if self._node is None else targets | {FaultKind.CUT_NETWORK: [_NETWORK]}
+
+    async def carry_out(self, fault: PlannedFault) -> None:
+        async with self._locks[fault.target]:
+            if fault.kind is FaultKind.CUT_NETWORK:
+                await self._cut_network(fault.for_s)
+                return
+            if fault.kind in _STOPS:
+                await self._pause(self._live[fault.target], fault.for_s)
+                return
+            await self._end(fault)
+            await self._start(fault.target, fault.spec)
+            self._back(fault.target)
+
+    def was_away(self, door: str, since_s: float) -> bool:
+        return self._gone_s.get(door, -float("inf")) >= since_s
+
+    def crashes(self) -> Sequence[str]:
+        return self._crashes
+
+    def faults_within(self) -> Counter[str]:
+        done = sum((live.faults for live in self._live.values()), self._ended_faults.copy())
+        del done["step delay"]  # the pace, which is there from the beginning
+        return done
+
+    def memory(self) -> tuple[Memory, ...]:
+        steady = {
+            name: live
+            for name, live in self._live.items()
+            if self._lives[name] == 1 and name != STORE
+        }
+        looks = (memory_of(name, live.pid) for name, live in steady.items())
+        return tuple(look for look in looks if look is not None)
+
+    async def books(self) -> tuple[Books, ...]:
+        addresses = {name: self._live[name].address for name in self._workers}
+        return await books_at_rest(addresses, within_s=_WHOLE_WITHIN_S, clock=self._clock)
+
+    async def stop(self) -> Sequence[str]:
+        self._stopping = True
+        for watcher in list(self._watchers):
+            watcher.cancel()
+        store = self._live.pop(STORE, None)
+        # Workers before their store, so that they can say goodbye
+        ends = [live.terminate(_STOP_GRACE_S) for live in self._live.values()]
+        left = [text for texts in await asyncio.gather(*ends) for text in texts]
+        if store is not None:
+            left += await store.terminate(_STOP_GRACE_S)
+        if self._node is not None:
+            await self._node.close()
+        return self._ended_badly + left
+
+    # ---- processes
+
+    async def _start(self, name: str, spec: str = "") -> None:
+        program = self._program(name, spec)
+        self._lives[name] += 1
+        live = await ManagedProcess.start(program, self._settings.logs / f"{name}.log")
+        self._live[name] = live
+        watcher = asyncio.create_task(self._watch(name, live, spec))
+        self._watchers.add(watcher)
+        watcher.add_done_callback(self._watchers.discard)
+        await live.until_ready(START_TIMEOUT_S)
+
+    async def _watch(self, name: str, live: ManagedProcess, spec: str) -> None:
+        status = await live.until_ended()
+        if live.end_is_asked_for or self._stopping:
+            return
+        self._crashes.append(f"{name} ended with status {status}; it said:\n{live.said()}")
+        self._progress(f"crash: {name} ended with status {status}")
+        self._ended_faults += live.faults
+        try:
+            await self._start(name, spec)
+        except ServerError as error:
+            self._progress(f"not back: {error}")
+
+    async def _end(self, fault: PlannedFault) -> None:
+        live = self._live[fault.target]
+        self._gone_s[fault.target] = float("inf")
+        if fault.kind in _KILLS or fault.kind is FaultKind.KILL_STORE:
+            await live.kill()
+        elif left := await live.terminate(_STOP_GRACE_S):
+            self._ended_badly += left
+        self._ended_faults += live.faults
+
+    def _back(self, name: str) -> None:
+        self._gone_s[name] = self._clock.now()
+
+    async def _pause(self, live: ManagedProcess, for_s: float) -> None:
+        live.signal(signal.SIGSTOP)
+        try:
+            await asyncio.sleep(for_s)
+        finally:
+            live.signal(signal.SIGCONT)
+
+    async def _cut_network(self, for_s: float) -> None:
+        assert self._node is not None
+        await self._node.cut()
+        try:
+            await asyncio.sleep(for_s)
+        finally:
+            await self._node.heal()
+
+    def _program(self, name: str, spec: str) -> Program:
+        make: Callable[[str, str], Program] = self._worker_program
+        if name == STORE:
+            make = self._store_program
+        elif name in self._ports:
+            make = self._router_program
+        return make(name, spec)
+
+    def _store_program(self, name: str, spec: str) -> Program:
+        # Nothing is kept on disk: a killed store comes back empty.
+        words = ("--port", str(self._redis_port), "--bind", self._near, "--save", "")
+        open_to_the_other_node = ("--protected-mode", "no")
+        command = (self._settings.redis_server, *words, *open_to_the_other_node)
+        return Program(name, command, "eady to accept connections")
+
+    def _router_program(self, name: str, spec: str) -> Program:
+        own = (f"router.http_port={self._ports[name]}", "router.grpc_port=0")
+        return Program(name, self._tandem("router", *own), "router ready:")
+
+    def _worker_program(self, name: str, spec: str) -> Program:
+        role = name.partition("-")[0]
+        specs = ",".join(each for each in (self._settings.pace, spec) if each)
+        seed = self._settings.seed + self._lives[name]
+        there = self._node if role == "prefill" else None
+        host = self._near if there is None else there.far_address
+        own = (f"faults.spec={specs}", f"faults.seed={seed}", f"worker.host={host}")
+        command = (*self._tandem(f"{role}-worker", *own), "--id", name)
+        return Program(name, there.command(command) if there else command, f"{name} ready:")
+
+    def _tandem(self, verb: str, *own: str) -> tuple[str, ...]:
+        store = f"redis://{self._near}:{self._redis_port}/0"
+        stored = ("state.backend=redis", f"state.redis_url={store}")
+        settings = (*stored, *self._settings.overrides, *own)
+        options = (part for each in settings for part in ("--set", each))
+        return (sys.executable, "-m", "cli.main", verb, *options)
