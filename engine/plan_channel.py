@@ -154,11 +154,11 @@ class PlanSender:
         """Tells the ranks to stop, as far as they listen. Idempotent."""
         if self._closing.fileno() < 0:
             return
-        with contextlib.suppress(WorkerLostError):
-            self.send(Stop())
         self._closing.close()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join()  # it would take the end of a rank for a loss
+        with contextlib.suppress(WorkerLostError):
+            self.send(Stop())
         _close([*self._connections, self._closed])
 
     def _send_frame(self, message: bytes) -> None:

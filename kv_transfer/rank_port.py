@@ -100,27 +100,28 @@ class RankPort:
                     self._connections.discard(connection)
 
     def _follow(self, connection: socket.socket, share: RankShare) -> None:
-        """Until the leader closes. D's staging is kept if it does so without a word: the leader is
-        dead then, and this rank's end is near."""
-        link_id = share.link_id
+        """Until the leader closes. If it does so without a word it is dead, and the end of this
+        rank near: what has arrived stays for plans that may still come."""
+        link_id, forgotten = share.link_id, False
         with self._lock:
             self._shares[link_id] = share
         share.start()
         try:
-            while True:
+            while not forgotten:
                 order: Order | Reply = decode(read_frame(connection))
                 if isinstance(order, Abort):
                     share.abort()
                 elif isinstance(order, Forget):
                     self._unpacks.wait_for(order.after_unpacks)
-                    break
+                    forgotten = True
                 else:
                     share.take(order)
         finally:
             share.abort()
             share.join()
-        with self._lock:
-            del self._shares[link_id]
+            with self._lock:
+                if forgotten or self._closed:
+                    del self._shares[link_id]
 
     def _add(self, connection: socket.socket) -> bool:
         with self._lock:

@@ -147,9 +147,9 @@ def test_a_slot_is_not_overwritten_before_every_rank_has_unpacked_it(make_pair: 
     pair.decode.may_plan.clear()
     pair.pull("t")
     pair.grant("t")
-    for _ in range(2):
-        pair.d.unpack(pair.d.inbox.take(BlocksArrived), TARGET)
-    until(lambda: pair.p.stats.totals().num_messages == 4)
+    for arrived in [pair.d.inbox.take(BlocksArrived) for _ in range(2)]:
+        pair.d.unpack(arrived, TARGET)
+    until(lambda: pair.p.stats.totals().num_messages >= 3)
     assert pair.d.inbox.is_empty(), "the next messages have no slots on rank 1"
     pair.decode.may_plan.set()
     pair.d.receive(TARGET)
@@ -199,9 +199,9 @@ def test_a_rank_that_is_lost_fails_the_pulls_and_leases_of_its_links(
     assert links.wait_under_way(1, LONG_S)
     lost = pair.prefill if side == "prefill" else pair.decode
     lost.ports[0].close()
+    links.resume()
     assert pair.d.fail().reason == "peer_lost"
     assert pair.p.inbox.take(LeaseEnded) == LeaseEnded("t", LeaseOutcome.PEER_LOST)
-    links.resume()
     assert pair.p.sender.num_leases == 0
 
 
