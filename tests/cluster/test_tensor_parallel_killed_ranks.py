@@ -26,9 +26,9 @@ from core.request import Attempt, AttemptDone, AttemptFailed, Phase
 from state.memory import MemoryStore
 from state.store import Store
 
-CHUNK = 64
-STUCK = "faults.spec=kv_send:delay=100000:after=1"
-"""P's first message gets through, no other."""
+NUM_TOKENS = 200
+STUCK = "faults.spec=kv_send:delay=100000:times=1"
+"""Of P's leader; what it sends after those that get through is stuck until its link is given up."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,8 @@ class House:
 async def _worker(
     store: Store, model: Path, role: Phase, worker_id: str, overrides: tuple[str, ...]
 ) -> AsyncIterator[tuple[ObservedWorker, ChildRanks]]:
-    config = settings(model, f"scheduler.prefill_chunk_tokens={CHUNK}", *overrides)
+    # A block is a message, so that no prompt is sent as one
+    config = settings(model, "kv_transfer.max_message_bytes=1", *overrides)
     shell = ObservedWorker(config, role, worker_id, store)
     ranks = ChildRanks(config, worker_id, num_ranks(config, role))
     try:
@@ -95,7 +96,7 @@ async def hand_over(p: Worker, d: Worker, what: Attempt) -> None:
 
 
 def asked(transfer_id: str, *, seed: int, max_tokens: int = 5) -> Attempt:
-    return attempt(transfer_id, some_tokens(3 * CHUNK, seed=seed), max_tokens=max_tokens)
+    return attempt(transfer_id, some_tokens(NUM_TOKENS, seed=seed), max_tokens=max_tokens)
 
 
 def test_a_killed_prefill_rank_costs_its_own_pulls_and_nothing_else(model: Path) -> None:
@@ -103,7 +104,7 @@ def test_a_killed_prefill_rank_costs_its_own_pulls_and_nothing_else(model: Path)
         async with contextlib.AsyncExitStack() as stack:
             house = House(model, stack)
             victim = await house.worker(
-                Phase.PREFILL, "prefill-0", "parallel.tensor_parallel_size=2", STUCK
+                Phase.PREFILL, "prefill-0", "parallel.tensor_parallel_size=2", f"{STUCK}:after=1"
             )
             other = await house.worker(Phase.PREFILL, "prefill-1")
             d = await house.worker(Phase.DECODE, "decode-0")
@@ -128,7 +129,8 @@ def test_a_killed_decode_rank_leaves_nothing_behind_on_its_peers(model: Path) ->
     async def scenario() -> None:
         async with contextlib.AsyncExitStack() as stack:
             house = House(model, stack)
-            p = await house.worker(Phase.PREFILL, "prefill-0", f"{STUCK}:times=1")
+            # A message is a piece for each rank of the victim
+            p = await house.worker(Phase.PREFILL, "prefill-0", f"{STUCK}:after=2")
             victim = await house.worker(Phase.DECODE, "decode-0", "parallel.tensor_parallel_size=2")
             other = await house.worker(Phase.DECODE, "decode-1")
             await hand_over(p, victim, asked("lost", seed=3))
