@@ -140,9 +140,10 @@ class Arrivals:
                 posted.append(_post(lanes, others, item))
             if posted:
                 oldest = posted.popleft()
+                # Others first: a rank that is lost shows at once
+                intact = [arrival.wait() for arrival in oldest.elsewhere]
                 for pending in oldest.here:
                     pending.wait(self._timeout_s)
-                intact = [arrival.wait() for arrival in oldest.elsewhere]
                 self._deliver(oldest.item, lanes, whole, all(intact))
 
     def _check(self, item: Announced) -> None:
