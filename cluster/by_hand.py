@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from cluster.child_ranks import ChildRanks
-from cluster.plan import check_startable
+from cluster.plan import num_ranks
 from cluster.priority import give_way
 from cluster.shell import Ending, Endpoints, MakeRouter, MakeWorker
 from cluster.signals import StopSignals
@@ -49,13 +49,12 @@ async def run_worker(
 
     Raises ConfigError, or what the start raised.
     """
-    check_startable(config, [role])
     give_way(config.worker, role)
     grace_s = config.worker.drain_timeout_s + config.cluster.stop_timeout_s
     with StopSignals(grace_s) as signals:
         store = connect_store(config.state)
         worker = await make(config, role, worker_id, store)
-        ranks = ChildRanks(config, worker_id)
+        ranks = ChildRanks(config, worker_id, num_ranks(config, role))
         try:
             start = ranks.lead(worker, _log_progress)
             member = await _unless(signals.requested, start)

@@ -21,9 +21,10 @@ from state.store import Member
 class ChildRanks:
     """Ranks 1 .. size - 1 of the worker `worker_id`, of which this process is to be rank 0."""
 
-    def __init__(self, config: Config, worker_id: str) -> None:
+    def __init__(self, config: Config, worker_id: str, size: int) -> None:
         self._config = config
         self._worker_id = worker_id
+        self._size = size
         self._children: list[Process] = []
 
     @property
@@ -34,11 +35,10 @@ class ChildRanks:
     async def lead(self, worker: Worker, progress: Progress) -> Member:
         """Starts `worker` with its other ranks, if it has any. Raises what its start raises, and
         WorkerLostError if a rank ends meanwhile."""
-        size = self._config.parallel.tensor_parallel_size
-        if size == 1:
+        if self._size == 1:
             return await worker.start(progress)
         at = await worker.open_group()
-        for rank in range(1, size):
+        for rank in range(1, self._size):
             await self._spawn(RankOrder(self._worker_id, rank, self._config, at))
         starting = asyncio.ensure_future(worker.start(progress))
         ends = [asyncio.ensure_future(child.wait()) for child in self._children]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from core.config import Config
-from core.errors import ConfigError
 from core.request import Phase
 
 
@@ -26,27 +24,21 @@ class WorkerSpec:
         return range(1, self.num_ranks)
 
 
-def check_startable(config: Config, roles: Iterable[Phase]) -> None:
-    """Raises ConfigError for what the settings allow and no process can do yet."""
-    num_ranks = config.parallel.tensor_parallel_size
-    if num_ranks > 1 and Phase.PREFILL in roles:
-        raise ConfigError(
-            f"parallel.tensor_parallel_size = {num_ranks}: a prefill worker of several ranks "
-            "cannot hand anything over yet; serve with cluster.num_prefill_workers = 0 and "
-            "router.mode = combined, or use 1"
-        )
-
-
-def roles_of(config: Config) -> set[Phase]:
-    """The roles that some worker of `tandem serve` has."""
-    return {spec.role for spec in worker_specs(config, num_cores=1)}
+def num_ranks(config: Config, role: Phase) -> int:
+    """Ranks of a worker of this role."""
+    parallel = config.parallel
+    by_role = {
+        Phase.PREFILL: parallel.prefill_tensor_parallel_size,
+        Phase.DECODE: parallel.decode_tensor_parallel_size,
+    }
+    return by_role[role] or parallel.tensor_parallel_size
 
 
 def num_sharers(config: Config) -> int:
     """Ranks that share a machine's cores and memory, taken to be all of the cluster's."""
     cluster = config.cluster
-    num_workers = cluster.num_prefill_workers + cluster.num_decode_workers
-    return num_workers * config.parallel.tensor_parallel_size
+    num_prefill = cluster.num_prefill_workers * num_ranks(config, Phase.PREFILL)
+    return num_prefill + cluster.num_decode_workers * num_ranks(config, Phase.DECODE)
 
 
 def worker_specs(config: Config, *, num_cores: int) -> tuple[WorkerSpec, ...]:
@@ -56,10 +48,9 @@ def worker_specs(config: Config, *, num_cores: int) -> tuple[WorkerSpec, ...]:
         (Phase.PREFILL, cluster.num_prefill_workers),
         (Phase.DECODE, cluster.num_decode_workers),
     )
-    num_ranks = config.parallel.tensor_parallel_size
     num_threads = threads_per_rank(config, num_cores=num_cores, num_ranks=num_sharers(config))
     return tuple(
-        WorkerSpec(f"{role.value}-{index}", role, num_ranks, num_threads)
+        WorkerSpec(f"{role.value}-{index}", role, num_ranks(config, role), num_threads)
         for role, count in counts
         for index in range(count)
     )

@@ -18,6 +18,8 @@ from engine.machine import select_device
 from engine.rank_group import GroupTimes, Membership
 from engine.rank_loop import RankLoop
 from engine.rendezvous import Rendezvous
+from kv_transfer.backend import make_links
+from kv_transfer.link import LinkMaker
 from text.hub import resolve
 from text.model_card import load_card
 
@@ -31,6 +33,7 @@ class RankShell:
         self._ended: asyncio.Future[None] | None = None
         self._member: Membership | None = None
         self._follower: RankLoop | None = None
+        self._links: LinkMaker | None = None
 
     async def start(self, at: Rendezvous, progress: Progress) -> None:
         """Joins, loads and follows. Raises ConfigError, WorkerLostError."""
@@ -50,6 +53,9 @@ class RankShell:
         if self._ended is not None and self._follower is not None:
             await asyncio.wait((self._ended,), timeout=grace_s / 2)
             await asyncio.to_thread(self._follower.stop, grace_s / 2)
+        if self._member is not None and self._links is not None:
+            self._member.close()
+            self._links.close()
 
     def _load(
         self, loop: asyncio.AbstractEventLoop, at: Rendezvous, progress: Progress
@@ -57,15 +63,20 @@ class RankShell:
         config = self._config
         card = load_card(resolve(config.model))
         member = Membership(at, self._rank, group_times(config), select_device())
+        self._member = member
         try:
             rank = build_rank(
                 config, card, num_sharers=num_sharers(config), progress=progress, tp=member.tp
             )
+            self._links = make_links(
+                config.kv_transfer.backend, host=config.worker.host, device=rank.storage.device
+            )
         except BaseException:
-            member.plans.close()  # nobody is to wait for a rank that won't come
+            member.close()
             raise
+        member.kv_port.serve(rank.storage, self._links)
         member.enter_service()
-        return RankLoop(rank, member.plans, lambda error: self._end(loop, error))
+        return RankLoop(rank, member.plans, member.kv_port, lambda error: self._end(loop, error))
 
     def _end(self, loop: asyncio.AbstractEventLoop, error: BaseException | None) -> None:
         """From the rank loop's thread."""

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from cluster import litter
-from cluster.plan import check_startable, roles_of
 from cluster.ports import check_ports
 from cluster.ray_cluster import ClusterHooks, RayCluster, StartProgress
 from cluster.run_record import Run, RunDirectory, new_run
@@ -44,7 +43,6 @@ async def serve(
 
     Call in the main thread. Returns the exit status. Raises TandemError if something won't start.
     """
-    check_startable(config, roles_of(config))
     check_ports(config.router)
     root = run_dir(config.cluster)
     litter.sweep(root)

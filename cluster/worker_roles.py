@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc
 
 from core.clock import Clock
 from core.config import Config
 from core.faults import Faults
+from core.kv_partition import kv_heads_of_rank
 from decode_worker.build import build_decode_role
 from decode_worker.role import DecodeRole, KVOps
 from engine.builder import Engine
 from kv_transfer.link import LinkMaker
+from kv_transfer.rank_link import OtherRanks
 from kv_transfer.receiver import Receiver
 from kv_transfer.sender import Sender
 from kv_transfer.service import KvTransferService
@@ -53,6 +55,7 @@ class RoleSetup:
     mailbox: Mailbox
     stats: TransferStats
     faults: Faults | None = None
+    ranks: OtherRanks = field(default_factory=OtherRanks)
 
     def attach_prefill(self, server: grpc.aio.Server) -> tuple[PrefillRole, Sender]:
         """The prefill role; its sender is served to decode workers through `server`."""
@@ -72,6 +75,7 @@ class RoleSetup:
             settings,
             stats,
             self.faults,
+            self.ranks,
         )
         kv_transfer_pb2_grpc.add_KvTransferServicer_to_server(service, server)
         role = build_prefill_role(
@@ -95,15 +99,14 @@ class RoleSetup:
             on_event=self.mailbox.post,
             stats=self.stats,
             faults=self.faults,
+            ranks=self.ranks,
         )
         role = build_decode_role(self.engine, self.config.scheduler, receiver, self.kv_ops)
         return role, receiver
 
     def _link_identity(self) -> LinkIdentity:
-        identity = self.identity
-        return LinkIdentity(
-            identity.worker_id,
-            identity.epoch,
-            identity.compat_key,
-            (tuple(self.engine.kv_heads),),
-        )
+        identity, num_heads = self.identity, self.engine.card.num_kv_heads
+        size = 1 + len(self.ranks.numbers)
+        heads = [tuple(kv_heads_of_rank(num_heads, size, rank)) for rank in range(size)]
+        assert heads[0] == tuple(self.engine.kv_heads)
+        return LinkIdentity(identity.worker_id, identity.epoch, identity.compat_key, tuple(heads))

@@ -25,7 +25,7 @@ from grpc_health.v1 import health_pb2_grpc
 
 from cluster.faulty_executor import FaultyExecutor
 from cluster.faulty_store import FaultyStore
-from cluster.plan import num_sharers
+from cluster.plan import num_ranks, num_sharers
 from cluster.rank_shell import group_times
 from cluster.shell import Ending, Progress
 from cluster.worker_cancels import CancelWatch
@@ -54,6 +54,7 @@ from kv_transfer.backend import make_links
 from kv_transfer.channel import server_options
 from kv_transfer.faulty_link import FaultyLinkMaker
 from kv_transfer.link import LinkMaker
+from kv_transfer.rank_link import OtherRanks
 from kv_transfer.receiver import Receiver
 from kv_transfer.sender import Sender
 from kv_transfer.stats import TransferStats
@@ -90,6 +91,7 @@ class WorkerShell:
     def __init__(self, config: Config, role: Phase, worker_id: str, store: Store) -> None:
         self._config = config
         self._role = role
+        self._num_ranks = num_ranks(config, role)
         self._worker_id = worker_id
         faults = config.faults
         self._faults = make_faults(faults.spec, seed=faults.seed, worker_id=worker_id)
@@ -104,8 +106,7 @@ class WorkerShell:
 
     async def open_group(self) -> Rendezvous:
         """Where the other ranks are to come; `start` waits for them."""
-        size = self._config.parallel.tensor_parallel_size
-        self._host = await asyncio.to_thread(GroupHost, self._config.worker.host, size)
+        self._host = await asyncio.to_thread(GroupHost, self._config.worker.host, self._num_ranks)
         return self._host.rendezvous
 
     async def start(self, progress: Progress) -> Member:
@@ -195,7 +196,16 @@ class WorkerShell:
             links = FaultyLinkMaker(links, self._faults)
             executor = FaultyExecutor(executor, self._faults)
         setup = RoleSetup(
-            self._config, engine, kv_ops, identity, links, self._clock, mailbox, stats, self._faults
+            self._config,
+            engine,
+            kv_ops,
+            identity,
+            links,
+            self._clock,
+            mailbox,
+            stats,
+            self._faults,
+            OtherRanks() if self._group is None else self._group.ranks,
         )
         role: Role
         transfers: Sender | Receiver
@@ -240,7 +250,7 @@ class WorkerShell:
             address=self._address,
             model=engine.card.name,
             compat_key=engine.compat_key,
-            tensor_parallel_size=self._config.parallel.tensor_parallel_size,
+            tensor_parallel_size=self._num_ranks,
         )
 
     def _describe(self, engine: Engine, load: LoadReport) -> worker_pb2.WorkerInfo:
@@ -250,7 +260,7 @@ class WorkerShell:
             role=self._role.value,
             model=engine.card.name,
             compat_key=engine.compat_key,
-            tensor_parallel_size=self._config.parallel.tensor_parallel_size,
+            tensor_parallel_size=self._num_ranks,
             max_model_len=engine.limits.max_model_len,
             num_blocks=engine.pool.num_blocks,
             block_size=engine.pool.block_size,

@@ -124,6 +124,11 @@ class ParallelConfig(_Section):
 
     tensor_parallel_size: PositiveInt = 1
     """Ranks in a worker's group."""
+    prefill_tensor_parallel_size: PositiveInt | None = None
+    """The same of prefill workers; unset: tensor_parallel_size. They may differ: KV heads find
+    their way."""
+    decode_tensor_parallel_size: PositiveInt | None = None
+    """The same of decode workers; unset: tensor_parallel_size."""
     num_threads: PositiveInt | None = None
     """Compute threads of a rank; unset: this machine's cores divided by the ranks on it."""
     step_timeout_s: PositiveFloat = 5.0

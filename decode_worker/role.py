@@ -232,8 +232,10 @@ class DecodeRole:
             sequence = task.sequences[0]
             assert sequence.status is SequenceStatus.IMPORTING
             table = sequence.block_table.view()
-            blocks = table[message.first_block : message.first_block + message.num_blocks]
-            self._kv_ops.unpack(blocks.tolist(), message.staging)
+            first = message.first_block
+            blocks = table[first : first + message.num_blocks].tolist()
+            message.others_unpack(blocks)
+            self._kv_ops.unpack(blocks, message.staging)
         message.release()
 
     def _start_choices(self, message: PullClosed, now: float) -> None:

@@ -1,7 +1,7 @@
 """How plans travel from the leader to the other ranks: frames over one TCP connection each.
 
     connect   a rank says the group's token and its number; whoever knows no token is cut off
-    frame     4 bytes of length, then a message; an empty one is a heartbeat
+    frame     a message (core/frames.py); an empty one is a heartbeat
     answer    a byte for every heartbeat, given when the messages before it are done
     end       either side closing, or silent beyond the deadline: WorkerLostError
 
@@ -22,13 +22,13 @@ import time
 from collections.abc import Callable, Iterator
 
 from core.errors import WorkerLostError
+from core.frames import read_frame, send_frame
 from engine.plan_message import PlanMessage, Stop, decode, encode
 
-_LENGTH = struct.Struct("<I")
 _TOKEN_BYTES = 32
 _HELLO = struct.Struct(f"<{_TOKEN_BYTES}sI")
 _WELCOME, _ALIVE = b"\x01", b"\x02"
-_HEARTBEAT = _LENGTH.pack(0)
+_HEARTBEAT = b""
 
 
 class PlanListener:
@@ -137,8 +137,7 @@ class PlanSender:
 
     def send(self, message: PlanMessage) -> None:
         """To every rank. Raises WorkerLostError."""
-        data = encode(message)
-        self._send_frame(_LENGTH.pack(len(data)) + data)
+        self._send_frame(encode(message))
 
     @contextlib.contextmanager
     def step(self, message: PlanMessage) -> Iterator[None]:
@@ -155,18 +154,18 @@ class PlanSender:
         """Tells the ranks to stop, as far as they listen. Idempotent."""
         if self._closing.fileno() < 0:
             return
-        with contextlib.suppress(WorkerLostError):
-            self.send(Stop())
         self._closing.close()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join()  # it would take the end of a rank for a loss
+        with contextlib.suppress(WorkerLostError):
+            self.send(Stop())
         _close([*self._connections, self._closed])
 
-    def _send_frame(self, frame: bytes) -> None:
+    def _send_frame(self, message: bytes) -> None:
         with self._lock:
             for index, connection in enumerate(self._connections):
                 try:
-                    connection.sendall(frame)
+                    send_frame(connection, message)
                 except OSError as error:
                     raise WorkerLostError(f"rank {index + 1} takes no plans: {error}") from error
 
@@ -239,9 +238,9 @@ class PlanReceiver:
         """The next message, whenever it comes. Raises WorkerLostError."""
         try:
             while True:
-                (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
-                if length:
-                    return decode(self._read(length))
+                message = read_frame(self._socket)
+                if message:
+                    return decode(message)
                 self._socket.sendall(_ALIVE)
         except OSError as error:
             raise WorkerLostError(f"the leader is lost: {error}") from error
@@ -251,16 +250,6 @@ class PlanReceiver:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
-
-    def _read(self, size: int) -> bytearray:
-        data = bytearray(size)
-        rest = memoryview(data)
-        while rest:
-            count = self._socket.recv_into(rest)
-            if not count:
-                raise WorkerLostError("the leader closed the plan channel")
-            rest = rest[count:]
-        return data
 
 
 def _close(sockets: list[socket.socket] | dict[socket.socket, bytearray]) -> None:

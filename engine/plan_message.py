@@ -3,6 +3,7 @@
     step    kind, sizes | token_ids positions slot_mapping logits_rows | int64
                         | query_starts context_lens block_tables       | int32
     copy    kind, number | (source, target) blocks                     | int32
+    unpack  kind, message, number | blocks | int32, link id | UTF-8
     stop    kind
 
 All is little-endian, and the wide arrays come first, so that none lies across its own size.
@@ -22,7 +23,8 @@ from engine.batch import Int32, Int64, StepInput
 _KIND = struct.Struct("<Q")
 _STEP = struct.Struct("<QIIIII4x")  # a multiple of 8 bytes, as all headers
 _COPY = struct.Struct("<QQ")
-_STEP_KIND, _COPY_KIND, _STOP_KIND = 1, 2, 3
+_UNPACK = struct.Struct("<QQQ")
+_STEP_KIND, _COPY_KIND, _STOP_KIND, _UNPACK_KIND = 1, 2, 3, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +42,20 @@ class CopyBlocks:
 
 
 @dataclass(frozen=True, slots=True)
+class Unpack:
+    """Put your share of message `seq` of this KV link, which has arrived, into these blocks."""
+
+    link_id: str
+    seq: int
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """Nothing more will come."""
 
 
-PlanMessage: TypeAlias = Step | CopyBlocks | Stop
+PlanMessage: TypeAlias = Step | CopyBlocks | Unpack | Stop
 
 
 def encode(message: PlanMessage) -> bytes:
@@ -53,6 +64,9 @@ def encode(message: PlanMessage) -> bytes:
             return _encode_step(step)
         case CopyBlocks(pairs):
             return _COPY.pack(_COPY_KIND, len(pairs)) + np.array(pairs, dtype="<i4").tobytes()
+        case Unpack(link_id, seq, blocks):
+            header = _UNPACK.pack(_UNPACK_KIND, seq, len(blocks))
+            return header + np.array(blocks, dtype="<i4").tobytes() + link_id.encode()
         case Stop():
             return _KIND.pack(_STOP_KIND)
 
@@ -66,6 +80,11 @@ def decode(data: bytearray) -> PlanMessage:
         _, count = _COPY.unpack_from(data)
         pairs = np.frombuffer(data, "<i4", 2 * count, _COPY.size).reshape(count, 2)
         return CopyBlocks(tuple((source, target) for source, target in pairs.tolist()))
+    if kind == _UNPACK_KIND:
+        _, seq, count = _UNPACK.unpack_from(data)
+        blocks = np.frombuffer(data, "<i4", count, _UNPACK.size)
+        link_id = bytes(data[_UNPACK.size + blocks.nbytes :]).decode()
+        return Unpack(link_id, seq, tuple(blocks.tolist()))
     assert kind == _STOP_KIND, f"ranks of one group differ in their code: message kind {kind}"
     return Stop()
 

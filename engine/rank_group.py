@@ -6,7 +6,8 @@
 
 Two connections join them: plans from the leader to each of the others (plan_channel.py), and the
 process group in which layers meet (model/tensor_parallel.py). Its store is hosted by the leader,
-under the token as a prefix, which a stranger can't guess.
+under the token as a prefix, which a stranger can't guess. There the others also leave the ports
+at which they take their shares of KV links (kv_transfer/rank_port.py).
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ from torch._C._distributed_c10d import Store
 
 from core.errors import WorkerLostError
 from engine.plan_channel import PlanListener, PlanReceiver, PlanSender
+from engine.plan_message import Unpack
 from engine.rendezvous import Rendezvous
 from kv_transfer.process_group import Group, connect_store, gloo_group, host_store, nccl_group
+from kv_transfer.rank_link import OtherRanks, RankAddress
+from kv_transfer.rank_port import RankPort
 from model.tensor_parallel import TensorParallel
 
 
@@ -39,9 +43,17 @@ class GroupTimes:
 class LeaderGroup:
     """The group as its leader, rank 0, has it."""
 
-    def __init__(self, tp: TensorParallel, group: Group, plans: PlanSender, step_s: float) -> None:
+    def __init__(
+        self,
+        tp: TensorParallel,
+        group: Group,
+        plans: PlanSender,
+        ranks: OtherRanks,
+        step_s: float,
+    ) -> None:
         self.tp = tp
         self.plans = plans
+        self.ranks = ranks
         self._group = group
         self._step_s = step_s
 
@@ -70,11 +82,21 @@ class GroupHost:
         connections = self._listener.gather(at.size, times.start_s)
         plans = PlanSender(connections, heartbeat_s=times.heartbeat_s, timeout_s=times.step_s)
         try:
-            group = _make_group(at, 0, device, times.start_s)
+            store = _connect(at, 0, times.start_s)
+            group = _make_group(store, at, 0, device, times.start_s)
         except WorkerLostError:
             plans.close()
             raise
-        return LeaderGroup(TensorParallel(0, at.size, group), group, plans, times.step_s)
+        # All ranks are in the group, and left their ports before
+        addresses = [
+            RankAddress(rank, at.host, int(store.get(_kv_port(rank)))) for rank in range(1, at.size)
+        ]
+        ranks = OtherRanks(
+            addresses,
+            bytes.fromhex(at.token),
+            lambda link_id, seq, blocks: plans.send(Unpack(link_id, seq, tuple(blocks))),
+        )
+        return LeaderGroup(TensorParallel(0, at.size, group), group, plans, ranks, times.step_s)
 
     def close(self) -> None:
         """Ends a `lead` under way. Idempotent."""
@@ -88,10 +110,13 @@ class Membership:
         """Joins. Raises WorkerLostError."""
         token = bytes.fromhex(at.token)
         self.plans = PlanReceiver(at.host, at.plan_port, token, rank, timeout_s=times.start_s)
+        self.kv_port = RankPort(at.host, token)
         try:
-            self._group = _make_group(at, rank, device, times.start_s)
+            store = _connect(at, rank, times.start_s)
+            store.set(_kv_port(rank), str(self.kv_port.port))
+            self._group = _make_group(store, at, rank, device, times.start_s)
         except WorkerLostError:
-            self.plans.close()
+            self.close()
             raise
         self.tp = TensorParallel(rank, at.size, self._group)
         self._times = times
@@ -101,11 +126,28 @@ class Membership:
         self._group.set_timeout(timedelta(seconds=self._times.step_s))
         self.plans.patience(self._times.step_s + 3 * self._times.heartbeat_s)
 
+    def close(self) -> None:
+        """Nobody is to wait for this rank. Idempotent."""
+        self.plans.close()
+        self.kv_port.close()
 
-def _make_group(at: Rendezvous, rank: int, device: torch.device, timeout_s: float) -> Group:
+
+def _kv_port(rank: int) -> str:
+    return f"kv_port/{rank}"
+
+
+def _connect(at: Rendezvous, rank: int, timeout_s: float) -> Store:
+    try:
+        return connect_store(at.host, at.store_port, at.token, timedelta(seconds=timeout_s))
+    except RuntimeError as error:
+        raise WorkerLostError(f"rank {rank} found no leader: {error}") from error
+
+
+def _make_group(
+    store: Store, at: Rendezvous, rank: int, device: torch.device, timeout_s: float
+) -> Group:
     timeout = timedelta(seconds=timeout_s)
     try:
-        store: Store = connect_store(at.host, at.store_port, at.token, timeout)
         if device.type == "cuda":
             return nccl_group(store, rank, at.size, timeout=timeout)
         return gloo_group(store, rank, at.size, host=at.host, timeout=timeout)

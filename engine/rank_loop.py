@@ -12,7 +12,8 @@ from collections.abc import Callable
 
 from engine.builder import Rank
 from engine.plan_channel import PlanReceiver
-from engine.plan_message import CopyBlocks, Step, Stop
+from engine.plan_message import CopyBlocks, Step, Stop, Unpack
+from kv_transfer.rank_port import RankPort
 
 log = logging.getLogger(__name__)
 
@@ -24,10 +25,12 @@ class RankLoop:
         self,
         rank: Rank,
         plans: PlanReceiver,
+        port: RankPort,
         on_end: Callable[[BaseException | None], None],
     ) -> None:
         self._rank = rank
         self._plans = plans
+        self._port = port
         self._on_end = on_end
         self._thread = threading.Thread(target=self._run, name="tandem-rank-loop", daemon=True)
 
@@ -57,6 +60,8 @@ class RankLoop:
                 self._rank.runner.compute(step)
             case CopyBlocks(pairs):
                 self._rank.storage.copy_blocks(pairs)
+            case Unpack(link_id, seq, blocks):
+                self._port.unpack(link_id, seq, blocks)
             case Stop():
                 return False
         return True

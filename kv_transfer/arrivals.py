@@ -1,8 +1,8 @@
 """D's receiving thread of one link: announced messages in, blocks in staging out.
 
 expect     the control stream announced a message, or a close after the messages before it
-post       its receive, into its own slot, as soon as it is known
-wait       for the oldest, at most timeout_s: it was announced, so it is owed
+post       its receive, into its own slot, as soon as it is known, on all ranks
+wait       for the oldest, on all ranks, at most timeout_s: it was announced, so it is owed
 verify     checksums, if P sent any: a message that arrived otherwise fails its pull
 deliver    to the step loop, or throw away what nobody wants any more
 release    by the step loop: the slot is free, and everything up to the first slot still in use
@@ -22,8 +22,10 @@ from core.errors import TransferError
 from kv_transfer.checksum import checksum
 from kv_transfer.events import BlocksArrived, FirstToken
 from kv_transfer.link import Pending
+from kv_transfer.link_plan import LinkPlan
 from kv_transfer.pull_registry import PullRegistry
-from kv_transfer.staging import BlockFormat, Lane, Staging, StagingLimits, assemble
+from kv_transfer.rank_link import RankArrival, RankLink
+from kv_transfer.staging import Lane, Staging, assemble
 from kv_transfer.stats import TransferStats
 
 _IDLE_WAIT_S = 60.0
@@ -53,32 +55,42 @@ class AnnouncedClose:
     """When P's last chunk ended, on our clock."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Posted:
+    """A message that is awaited, here and on the other ranks; or a close in its place."""
+
+    item: Announced | AnnouncedClose
+    here: Sequence[Pending] = ()
+    elsewhere: Sequence[RankArrival] = ()
+
+
 class Arrivals:
     """The data side of a link. `run` is the thread's; the rest is thread-safe and never waits.
 
     `acknowledge` is called with the number of the last message that P may forget, `give_up` with a
-    transfer that failed here, of which P need send no more.
+    transfer that failed here, of which P need send no more, and `others_unpack(seq, blocks)` by the
+    step loop.
     """
 
     def __init__(
         self,
         link_id: str,
         registry: PullRegistry,
-        block_format: BlockFormat,
-        limits: StagingLimits,
+        plan: LinkPlan,
         *,
         acknowledge: Callable[[int], None],
         give_up: Callable[[str], None],
+        others_unpack: Callable[[int, Sequence[int]], None],
         timeout_s: float,
         clock: Clock,
         stats: TransferStats,
     ) -> None:
         self._link_id = link_id
         self._registry = registry
-        self._format = block_format
-        self._limits = limits
+        self._plan = plan
         self._acknowledge = acknowledge
         self._give_up = give_up
+        self._others_unpack = others_unpack
         self._timeout_s = timeout_s
         self._clock = clock
         self._stats = stats
@@ -88,6 +100,9 @@ class Arrivals:
         self._num_announced = 0
         self._num_acked = 0
         self._released: set[int] = set()
+        self._delivered: set[int] = set()
+        """Messages that the step loop has not released."""
+        self._when_released: Callable[[], None] | None = None
 
     def expect(self, item: Announced | AnnouncedClose) -> None:
         """Takes what P announced; TransferError (corrupt) if it breaks the protocol."""
@@ -104,27 +119,40 @@ class Arrivals:
             self._stopped = True
             self._changed.notify()
 
-    def run(self, lanes: Sequence[Lane], whole: Staging | None) -> None:
+    def when_released(self, action: Callable[[], None]) -> None:
+        """Calls `action` once all that was delivered is released; `run` has ended."""
+        with self._changed:
+            if self._delivered:
+                self._when_released = action
+                return
+        action()
+
+    def run(
+        self, lanes: Sequence[Lane], whole: Staging | None, others: Sequence[RankLink] = ()
+    ) -> None:
         """Receives until stopped. `whole`: where the shares of several lanes are put together.
 
         Raises TransferError: timeout or peer_lost; peer_lost also when stopped.
         """
-        posted: deque[tuple[Announced | AnnouncedClose, list[Pending]]] = deque()
+        posted: deque[_Posted] = deque()
         while True:
             for item in self._take(wait=not posted):
-                posted.append((item, _post(lanes, item)))
+                posted.append(_post(lanes, others, item))
             if posted:
-                item, pending_messages = posted.popleft()
-                for pending in pending_messages:
+                oldest = posted.popleft()
+                # Others first: a rank that is lost shows at once
+                intact = [arrival.wait() for arrival in oldest.elsewhere]
+                for pending in oldest.here:
                     pending.wait(self._timeout_s)
-                self._deliver(item, lanes, whole)
+                self._deliver(oldest.item, lanes, whole, all(intact))
 
     def _check(self, item: Announced) -> None:
         in_order = item.seq == self._num_announced + 1
-        has_slot = item.seq - self._num_acked <= self._limits.max_inflight_messages
-        fits = 0 < item.num_blocks <= self._limits.num_blocks(self._format)
-        sized = item.size_bytes == item.num_blocks * self._format.bytes_per_block
-        if not (in_order and has_slot and fits and sized):
+        has_slot = item.seq - self._num_acked <= self._plan.size.num_slots
+        fits = 0 < item.num_blocks <= self._plan.size.num_blocks
+        sized = item.size_bytes == item.num_blocks * self._plan.bytes_per_block
+        summed = len(item.checksums) in (0, len(self._plan.routes))
+        if not (in_order and has_slot and fits and sized and summed):
             raise TransferError(
                 f"P announced {item} after {self._num_announced} messages, "
                 f"{self._num_acked} of them acknowledged",
@@ -142,14 +170,18 @@ class Arrivals:
             return items
 
     def _deliver(
-        self, item: Announced | AnnouncedClose, lanes: Sequence[Lane], whole: Staging | None
+        self,
+        item: Announced | AnnouncedClose,
+        lanes: Sequence[Lane],
+        whole: Staging | None,
+        intact_elsewhere: bool,
     ) -> None:
         if isinstance(item, AnnouncedClose):
             age_s = self._clock.now() - item.chunk_ended_at
             self._registry.closed(self._link_id, item.transfer_id, item.first_tokens, age_s)
             return
         self._stats.message(item.size_bytes)
-        if not _is_intact(item, lanes):
+        if not (intact_elsewhere and _is_intact(item, lanes)):
             self._corrupted(item)
             return
         event = BlocksArrived(
@@ -158,7 +190,10 @@ class Arrivals:
             item.num_blocks,
             assemble(lanes, whole, item.seq, item.num_blocks),
             partial(self._release, item.seq),
+            partial(self._others_unpack, item.seq),
         )
+        with self._changed:
+            self._delivered.add(item.seq)
         if not self._registry.arrived(self._link_id, event):
             self._release(item.seq)
 
@@ -171,27 +206,42 @@ class Arrivals:
 
     def _release(self, seq: int) -> None:
         """The slot of message `seq` is free. Idempotent."""
+        action = None
         with self._changed:
-            if seq <= self._num_acked:
-                return
-            self._released.add(seq)
-            num_acked = self._num_acked
-            while self._num_acked + 1 in self._released:
-                self._num_acked += 1
-                self._released.remove(self._num_acked)
-            if self._num_acked > num_acked:
-                self._acknowledge(self._num_acked)
+            self._delivered.discard(seq)
+            if not self._delivered:
+                action, self._when_released = self._when_released, None
+            if seq > self._num_acked:
+                self._released.add(seq)
+                self._acknowledge_in_order()
+        if action is not None:
+            action()
+
+    def _acknowledge_in_order(self) -> None:
+        num_acked = self._num_acked
+        while self._num_acked + 1 in self._released:
+            self._num_acked += 1
+            self._released.remove(self._num_acked)
+        if self._num_acked > num_acked:
+            self._acknowledge(self._num_acked)
 
 
-def _post(lanes: Sequence[Lane], item: Announced | AnnouncedClose) -> list[Pending]:
+def _post(
+    lanes: Sequence[Lane], others: Sequence[RankLink], item: Announced | AnnouncedClose
+) -> _Posted:
     if isinstance(item, AnnouncedClose):
-        return []
-    return [lane.link.recv(lane.staging.slot(item.seq, item.num_blocks)) for lane in lanes]
+        return _Posted(item)
+    seq, num_blocks, sums = item.seq, item.num_blocks, item.checksums
+    elsewhere = [
+        other.receive(seq, num_blocks, tuple(sums[spec.index] for spec in other.lanes if sums))
+        for other in others
+    ]
+    here = [lane.link.recv(lane.staging.slot(seq, num_blocks)) for lane in lanes]
+    return _Posted(item, here, elsewhere)
 
 
 def _is_intact(item: Announced, lanes: Sequence[Lane]) -> bool:
     """Whether the bytes are those that P packed, as far as P told."""
-    if not item.checksums:
-        return True
-    slots = [lane.staging.slot(item.seq, item.num_blocks) for lane in lanes]
-    return item.checksums == tuple(checksum(slot) for slot in slots)
+    sums = item.checksums
+    slots = ((lane.index, lane.staging.slot(item.seq, item.num_blocks)) for lane in lanes)
+    return not sums or all(sums[index] == checksum(slot) for index, slot in slots)

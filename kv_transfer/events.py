@@ -10,7 +10,7 @@ D   BlocksArrived   any number, in order of blocks; each must be released, wante
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -53,14 +53,20 @@ class LeaseEnded:
     outcome: LeaseOutcome
 
 
+def _nobody(blocks: Sequence[int]) -> None:
+    """A worker of one rank has no others."""
+
+
 @dataclass(frozen=True, slots=True)
 class BlocksArrived:
-    """Blocks of a prompt lie in staging, to be unpacked if the pull still lives.
+    """Blocks of a prompt lie in staging on every rank, to be unpacked if the pull still lives.
 
     `first_block` counts from the prompt's start. `staging` is
     uint8 [num_blocks, layer, k/v, kv_head, piece_bytes] in this rank's heads; it is valid until
     `release`, which may be called once, from any thread, and must be called in every case: until
-    then the slot is not acknowledged and P sends only a few messages more.
+    then the slot is not acknowledged and P sends only a few messages more. Before it is unpacked
+    here, and by the same thread, `others_unpack` has the other ranks put their shares into the same
+    blocks, before they compute the next step.
     """
 
     transfer_id: str
@@ -68,6 +74,7 @@ class BlocksArrived:
     num_blocks: int
     staging: torch.Tensor
     release: Callable[[], None]
+    others_unpack: Callable[[Sequence[int]], None] = _nobody
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,12 +61,16 @@ class LinkMaker(Protocol):
         """Where this process accepts; starts to, if it doesn't yet."""
         ...
 
-    def accept(self, name: str, timeout_s: float) -> DataLink:
-        """P's end of the link with this unique name; TransferError: timeout or peer_lost."""
+    def accept(self, name: str, timeout_s: float, at: Rendezvous | None = None) -> DataLink:
+        """P's end of the link with this unique name; TransferError: timeout or peer_lost.
+
+        Both ends meet here, or at the `host()` of another process of ours.
+        """
         ...
 
     def abandon(self, name: str) -> None:
-        """Makes an `accept` of this name that still waits fail with peer_lost. Returns at once."""
+        """Makes an `accept` of this name here that still waits fail with peer_lost, whichever of
+        our processes it is in. Returns at once."""
         ...
 
     def dial(self, rendezvous: Rendezvous, name: str, timeout_s: float) -> DataLink:

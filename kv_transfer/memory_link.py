@@ -26,7 +26,7 @@ class MemoryLinkMaker:
     def host(self) -> Rendezvous:
         return Rendezvous("memory", 0, "memory")
 
-    def accept(self, name: str, timeout_s: float) -> DataLink:
+    def accept(self, name: str, timeout_s: float, at: Rendezvous | None = None) -> DataLink:
         return self._join(name, timeout_s, receiving=False)
 
     def abandon(self, name: str) -> None:

@@ -24,6 +24,7 @@ from core.handoff import Handoff
 from kv_transfer.events import PullEvent
 from kv_transfer.link import LinkMaker
 from kv_transfer.pull_registry import PullRegistry
+from kv_transfer.rank_link import OtherRanks
 from kv_transfer.receiver_link import ReceiverLink
 from kv_transfer.staging import BlockFormat
 from kv_transfer.stats import TransferStats
@@ -49,6 +50,7 @@ class Receiver:
         on_event: Callable[[PullEvent], None],
         stats: TransferStats,
         faults: Faults | None = None,
+        ranks: OtherRanks | None = None,
     ) -> None:
         self._identity = identity
         self._format = block_format
@@ -58,6 +60,7 @@ class Receiver:
         self._clock = clock
         self._stats = stats
         self._faults = faults
+        self._ranks = ranks or OtherRanks()
         self._registry = PullRegistry(clock, on_event, stats)
         self._lock = threading.Lock()
         self._links: dict[_Incarnation, ReceiverLink] = {}
@@ -116,6 +119,7 @@ class Receiver:
             loop=self._loop,
             clock=self._clock,
             stats=self._stats,
+            ranks=self._ranks,
             faults=self._faults,
         )
 

@@ -1,9 +1,11 @@
 """D's end of the link to one P: the control conversation, and the thread that receives.
 
 run        in the event loop: dial, hello, welcome; start the thread; then every event as it comes
-thread     make the data links, within timeout_s; receive until stopped
+thread     make the data links of all ranks, within timeout_s; receive until stopped
 fail       refused, silent for timeout_s, stream or data link broken, or D stops: every pull on
            the link fails once, both halves end, and the next pull makes another link
+
+Other ranks receive their shares in threads of their own (rank_share.py), driven by this one.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Sequence
+from functools import partial
 
 import grpc.aio
 
@@ -24,11 +26,15 @@ from kv_transfer.arrivals import Announced, AnnouncedClose, Arrivals
 from kv_transfer.channel import channel_options
 from kv_transfer.events import FINISHED
 from kv_transfer.faulty_stream import faulty_stream
-from kv_transfer.layout import Route, plan_routes
-from kv_transfer.link import LinkMaker, Rendezvous
+from kv_transfer.lanes import Lanes
+from kv_transfer.layout import plan_routes
+from kv_transfer.link import DataLink, LinkMaker, Rendezvous
+from kv_transfer.link_plan import LinkPlan, lane_name
 from kv_transfer.outbox import Outbox
 from kv_transfer.pull_registry import PullRegistry
-from kv_transfer.staging import BlockFormat, Lane, Staging, StagingLimits
+from kv_transfer.rank_link import OtherRanks, RankLink
+from kv_transfer.rank_orders import OpenLanes
+from kv_transfer.staging import BlockFormat, Staging, StagingLimits
 from kv_transfer.stats import TransferStats
 from kv_transfer.wire import LinkIdentity
 from protos import kv_transfer_pb2 as pb
@@ -54,6 +60,7 @@ class ReceiverLink:
         loop: asyncio.AbstractEventLoop,
         clock: Clock,
         stats: TransferStats,
+        ranks: OtherRanks,
         faults: Faults | None = None,
     ) -> None:
         self.link_id = link_id
@@ -66,6 +73,7 @@ class ReceiverLink:
         self._loop = loop
         self._clock = clock
         self._stats = stats
+        self._ranks = ranks
         self._faults = faults
         heartbeat = pb.LinkRequest(heartbeat=pb.Heartbeat())
         self._outbox = Outbox(loop, heartbeat=heartbeat, timeout_s=config.timeout_s)
@@ -74,7 +82,8 @@ class ReceiverLink:
         self._failed = False
         self._thread: threading.Thread | None = None
         self._arrivals: Arrivals | None = None
-        self._lanes: list[Lane] = []
+        self._lanes = Lanes()
+        self._others: list[RankLink] = []
         limits = StagingLimits(config.max_message_bytes, config.max_inflight_messages)
         self.ask(
             wire.hello(link_id, identity, limits, prefill_epoch=prefill_epoch, verify=config.verify)
@@ -108,14 +117,15 @@ class ReceiverLink:
             if self._failed:
                 return
             self._failed = True
-            lanes, arrivals = list(self._lanes), self._arrivals
+            others, arrivals = list(self._others), self._arrivals
         _LOG.info("KV link %s to %s ended (%s): %s", self.link_id, self._address, reason, message)
         self._registry.fail_link(self.link_id, reason, message)
         self._outbox.close()
         if arrivals is not None:
             arrivals.stop()
-        for lane in lanes:
-            lane.link.abort()
+        self._lanes.abort()
+        for other in others:
+            other.wake()
         self._loop.call_soon_threadsafe(self._ended.set)
 
     async def _converse(
@@ -174,28 +184,27 @@ class ReceiverLink:
 
     def _start(self, welcome: pb.LinkWelcome) -> None:
         """Both sides know each other: the thread makes the data links and receives."""
-        heads = wire.heads(welcome.prefill_heads)
-        limits = wire.limits(welcome)
+        routes = plan_routes(wire.heads(welcome.prefill_heads), self._identity.heads_by_rank)
+        plan = LinkPlan.of(routes, self._format, wire.limits(welcome))
         arrivals = Arrivals(
             self.link_id,
             self._registry,
-            self._format,
-            limits,
+            plan,
             acknowledge=self._acknowledge,
             give_up=self._give_up,
+            others_unpack=partial(self._ranks.unpack, self.link_id),
             timeout_s=self._timeout_s,
             clock=self._clock,
             stats=self._stats,
         )
         rendezvous = wire.rendezvous(welcome)
-        routes = plan_routes(heads, self._identity.heads_by_rank)
         with self._lock:
             self._arrivals = arrivals
             if self._failed:
                 return
             self._thread = threading.Thread(
                 target=self._receive,
-                args=(arrivals, rendezvous, routes, limits),
+                args=(arrivals, rendezvous, plan),
                 name="tandem-kv-receive",
                 daemon=True,
             )
@@ -207,42 +216,53 @@ class ReceiverLink:
     def _give_up(self, transfer_id: str) -> None:
         self.ask(pb.LinkRequest(abort=pb.Abort(transfer_id=transfer_id)))
 
-    def _receive(
-        self,
-        arrivals: Arrivals,
-        rendezvous: Rendezvous,
-        routes: Sequence[Route],
-        limits: StagingLimits,
-    ) -> None:
+    def _receive(self, arrivals: Arrivals, rendezvous: Rendezvous, plan: LinkPlan) -> None:
         try:
-            for index, route in enumerate(routes):
-                self._add(self._connect(rendezvous, index, route, limits))
-            arrivals.run(self._lanes, self._whole(rendezvous, limits))
+            self._connect(rendezvous, plan)
+            lanes = list(self._lanes)
+            whole = None
+            if len(lanes) > 1:
+                num_heads, backend = self._format.num_kv_heads, rendezvous.backend
+                whole = Staging(self._format, plan.size, num_heads=num_heads, backend=backend)
+            arrivals.run(lanes, whole, self._others)
         except TransferError as error:
             self.fail(error.reason, error.message)
         finally:
             self.fail("peer_lost", "the receiving thread ended")
-            for lane in self._lanes:
-                lane.link.close()
+            self._lanes.close()
+            for other in self._others:
+                other.abort()
+            arrivals.when_released(self._forget)
 
-    def _connect(
-        self, rendezvous: Rendezvous, index: int, route: Route, limits: StagingLimits
-    ) -> Lane:
-        link = self._maker.dial(rendezvous, f"{self.link_id}/{index}", self._timeout_s)
-        staging = Staging(
-            self._format, limits, num_heads=route.num_heads, backend=rendezvous.backend
+    def _connect(self, rendezvous: Rendezvous, plan: LinkPlan) -> None:
+        for rank in self._ranks.numbers:
+            order = OpenLanes(
+                self.link_id,
+                sends=False,
+                lanes=plan.decode_lanes(rank),
+                rendezvous=rendezvous,
+                num_slots=plan.size.num_slots,
+                blocks_per_slot=plan.size.num_blocks,
+                timeout_s=self._timeout_s,
+                verify=False,  # each order says what is to be verified
+            )
+            self._add(self._ranks.open(rank, order))
+
+        def dial(index: int) -> DataLink:
+            return self._maker.dial(rendezvous, lane_name(self.link_id, index), self._timeout_s)
+
+        self._lanes.connect(
+            plan.decode_lanes(0), dial, self._format, plan.size, backend=rendezvous.backend
         )
-        whole = route.num_heads == self._format.num_kv_heads
-        return Lane(link, staging, None if whole else route.decode_heads)
+        for other in self._others:
+            other.opened()
 
-    def _add(self, lane: Lane) -> None:
+    def _add(self, other: RankLink) -> None:
         with self._lock:
-            self._lanes.append(lane)
+            self._others.append(other)
             if self._failed:
                 raise TransferError("the link closed while it was made", reason="peer_lost")
 
-    def _whole(self, rendezvous: Rendezvous, limits: StagingLimits) -> Staging | None:
-        if len(self._lanes) == 1:
-            return None
-        num_heads = self._format.num_kv_heads
-        return Staging(self._format, limits, num_heads=num_heads, backend=rendezvous.backend)
+    def _forget(self) -> None:
+        for other in self._others:
+            other.forget()

@@ -1,30 +1,34 @@
 """P's end of the link to one D: a thread that packs, announces and sends.
 
-connect   the data links, within timeout_s
-serve     next piece > pack into its slot > announce > start sending; with nothing to pack, wait
-          for the oldest send; D's acknowledgements free slots
+connect   the data links of all ranks, within timeout_s
+serve     next piece > pack into its slot, on all ranks > announce > start sending; with nothing to
+          pack, wait for the oldest send; D's acknowledgements free slots
 fail      stream ended, data link broke, a deadline passed, or P stops: leases pulled over this
           link end, the data links and the stream are closed
+
+The leader's thread is this one; other ranks have theirs (rank_share.py), which it drives. A piece
+is granted after the step that computed it, to whose last sum all ranks have contributed: so its
+KV is complete everywhere. It is announced, and its blocks may go, when all ranks have packed.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
-
-import torch
 
 from core.errors import TransferError
 from core.faults import FaultPoint, Faults
 from kv_cache.storage import KVStorage
 from kv_transfer.checksum import checksum
-from kv_transfer.layout import Route
+from kv_transfer.lanes import Lanes
 from kv_transfer.leases import Piece
-from kv_transfer.link import LinkMaker, Pending
+from kv_transfer.link import DataLink, LinkMaker, Pending
+from kv_transfer.link_plan import LinkPlan, lane_name
 from kv_transfer.outbox import Outbox
+from kv_transfer.rank_link import OtherRanks, RankLink
+from kv_transfer.rank_orders import OpenLanes
 from kv_transfer.sender import Sender
-from kv_transfer.staging import BlockFormat, Lane, Staging, StagingLimits
+from kv_transfer.staging import BlockFormat
 from kv_transfer.stats import TransferStats
 from protos import kv_transfer_pb2 as pb
 
@@ -40,35 +44,34 @@ class SenderLink:
         maker: LinkMaker,
         outbox: Outbox[pb.LinkEvent],
         *,
-        routes: Sequence[tuple[int, Route]],
-        limits: StagingLimits,
+        plan: LinkPlan,
         timeout_s: float,
         stats: TransferStats,
+        ranks: OtherRanks | None = None,
         verify: bool = False,
         faults: Faults | None = None,
     ) -> None:
         self.link_id = link_id
         self._sender = sender
         self._storage = storage
-        self._format = BlockFormat.of(storage)
         self._maker = maker
         self._outbox = outbox
-        self._routes = routes
-        self._limits = limits
+        self._plan = plan
         self._timeout_s = timeout_s
         self._stats = stats
+        self._ranks = ranks or OtherRanks()
         self._verify = verify
         self._faults = faults
-        self._lanes: list[Lane] = []
+        self._lanes = Lanes()
+        self._others: list[RankLink] = []
         self._lock = threading.Lock()
         self._failed = False
         self._thread = threading.Thread(target=self._run, name="tandem-kv-send", daemon=True)
 
     def start(self) -> None:
         """Attaches to the sender and begins to serve; TransferError if the sender is stopping."""
-        num_blocks = self._limits.num_blocks(self._format)
-        max_inflight = self._limits.max_inflight_messages
-        self._sender.attach(self, max_blocks=num_blocks, max_inflight=max_inflight)
+        size = self._plan.size
+        self._sender.attach(self, max_blocks=size.num_blocks, max_inflight=size.num_slots)
         self._thread.start()
 
     def take(self, request: pb.LinkRequest) -> None:
@@ -92,13 +95,14 @@ class SenderLink:
             if self._failed:
                 return
             self._failed = True
-            lanes = list(self._lanes)
+            others = list(self._others)
         self._outbox.close()
         self._sender.detach(self.link_id, reason, message)
-        for lane in lanes:
-            lane.link.abort()
-        for index, _ in self._routes[len(lanes) :]:
-            self._maker.abandon(self._name(index))
+        self._lanes.abort()
+        for index in range(len(self._plan.routes)):
+            self._maker.abandon(lane_name(self.link_id, index))
+        for other in others:
+            other.wake()
 
     @property
     def is_running(self) -> bool:
@@ -115,25 +119,44 @@ class SenderLink:
             self.fail(error.reason, error.message)
         finally:
             self.fail("peer_lost", "the sending thread ended")
-            for lane in self._lanes:
-                lane.link.close()
+            self._lanes.close()
+            for other in self._others:
+                other.abort()
+                other.forget()
 
     def _connect(self) -> None:
-        backend = self._maker.host().backend
-        for index, route in self._routes:
-            link = self._maker.accept(self._name(index), self._timeout_s)
-            staging = Staging(
-                self._format, self._limits, num_heads=route.num_heads, backend=backend
-            )
-            whole = route.num_heads == self._format.num_kv_heads
-            self._add(Lane(link, staging, None if whole else route.prefill_heads))
+        plan, rendezvous = self._plan, self._maker.host()
+        for rank in self._ranks.numbers:
+            specs = plan.prefill_lanes(rank)
+            if specs:
+                order = OpenLanes(
+                    self.link_id,
+                    sends=True,
+                    lanes=specs,
+                    rendezvous=rendezvous,
+                    num_slots=plan.size.num_slots,
+                    blocks_per_slot=plan.size.num_blocks,
+                    timeout_s=self._timeout_s,
+                    verify=self._verify,
+                )
+                self._add(self._ranks.open(rank, order))
+        block_format = BlockFormat.of(self._storage)
+        self._lanes.connect(
+            plan.prefill_lanes(0),
+            self._accept,
+            block_format,
+            plan.size,
+            backend=rendezvous.backend,
+        )
+        for other in self._others:
+            other.opened()
 
-    def _name(self, index: int) -> str:
-        return f"{self.link_id}/{index}"
+    def _accept(self, index: int) -> DataLink:
+        return self._maker.accept(lane_name(self.link_id, index), self._timeout_s)
 
-    def _add(self, lane: Lane) -> None:
+    def _add(self, other: RankLink) -> None:
         with self._lock:
-            self._lanes.append(lane)
+            self._others.append(other)
             if self._failed:
                 raise TransferError("the link closed while it was made", reason="peer_lost")
 
@@ -143,34 +166,43 @@ class SenderLink:
             piece = self._sender.next_piece(self.link_id, wait=not sending)
             if piece is not None:
                 self._send(piece, sending)
-            full = len(sending) == self._limits.max_inflight_messages
+            full = len(sending) == self._plan.size.num_slots
             if sending and (piece is None or full):
                 for pending in sending.popleft():
                     pending.wait(self._timeout_s)
 
     def _send(self, piece: Piece, sending: deque[list[Pending]]) -> None:
-        buffers = [lane.staging.slot(piece.seq, len(piece.blocks)) for lane in self._lanes]
-        if not self._pack(piece, buffers):
+        num_blocks = len(piece.blocks)
+        size_bytes = num_blocks * self._plan.bytes_per_block
+        if not self._pack(piece, size_bytes):
             return
-        sending.append([x.link.send(b) for x, b in zip(self._lanes, buffers, strict=True)])
-        self._stats.message(sum(buffer.nbytes for buffer in buffers))
+        for other in self._others:
+            other.send(piece.seq, num_blocks)
+        sending.append([x.link.send(x.staging.slot(piece.seq, num_blocks)) for x in self._lanes])
+        self._stats.message(size_bytes)
 
-    def _pack(self, piece: Piece, buffers: Sequence[torch.Tensor]) -> bool:
+    def _pack(self, piece: Piece, size_bytes: int) -> bool:
         """Copies and announces; False if the lease ended meanwhile. Its blocks are free after."""
         packed = False
-        checksums: list[int] = []
+        checksums: dict[int, int] = {}
         try:
             self._fault_before_packing()
-            for lane, buffer in zip(self._lanes, buffers, strict=True):
-                self._storage.pack(piece.blocks, lane.heads, out=buffer)
-            if self._verify:
-                checksums = [checksum(buffer) for buffer in buffers]
+            for other in self._others:
+                other.pack(piece.seq, piece.blocks)
+            for lane in self._lanes:
+                slot = lane.staging.slot(piece.seq, len(piece.blocks))
+                self._storage.pack(piece.blocks, lane.heads, out=slot)
+                if self._verify:
+                    checksums[lane.index] = checksum(slot)
+            for other in self._others:
+                indices = (spec.index for spec in other.lanes)
+                checksums.update(zip(indices, other.packed(piece.seq), strict=False))
             packed = True
         finally:
             if not packed:  # ends the lease first, so that nothing is announced
                 self.fail("corrupt", "the blocks could not be packed")
-            size_bytes = len(piece.blocks) * self._format.bytes_per_block
-            announced = self._sender.announce(self.link_id, piece, size_bytes, checksums)
+            in_order = [checksums[index] for index in sorted(checksums)]
+            announced = self._sender.announce(self.link_id, piece, size_bytes, in_order)
         return announced
 
     def _fault_before_packing(self) -> None:

@@ -20,10 +20,12 @@ from kv_transfer import wire
 from kv_transfer.faulty_stream import faulty_stream
 from kv_transfer.layout import plan_routes
 from kv_transfer.link import LinkMaker
+from kv_transfer.link_plan import LinkPlan
 from kv_transfer.outbox import Outbox
+from kv_transfer.rank_link import OtherRanks
 from kv_transfer.sender import Sender
 from kv_transfer.sender_link import SenderLink
-from kv_transfer.staging import StagingLimits
+from kv_transfer.staging import BlockFormat, StagingLimits
 from kv_transfer.stats import TransferStats
 from kv_transfer.wire import LinkIdentity
 from protos import kv_transfer_pb2 as pb
@@ -31,7 +33,7 @@ from protos.kv_transfer_pb2_grpc import KvTransferServicer
 
 
 class KvTransferService(KvTransferServicer):
-    """Serves `KvTransfer.Link` for one P worker."""
+    """Serves `KvTransfer.Link` for one P worker, in the process of its leader."""
 
     def __init__(
         self,
@@ -42,6 +44,7 @@ class KvTransferService(KvTransferServicer):
         config: TransferConfig,
         stats: TransferStats,
         faults: Faults | None = None,
+        ranks: OtherRanks | None = None,
     ) -> None:
         self._identity = identity
         self._sender = sender
@@ -50,6 +53,7 @@ class KvTransferService(KvTransferServicer):
         self._config = config
         self._stats = stats
         self._faults = faults
+        self._ranks = ranks
 
     async def Link(
         self, request_iterator: AsyncIterator[pb.LinkRequest], context: object
@@ -100,10 +104,10 @@ class KvTransferService(KvTransferServicer):
             self._storage,
             self._maker,
             outbox,
-            routes=tuple(enumerate(routes)),
-            limits=limits,
+            plan=LinkPlan.of(routes, BlockFormat.of(self._storage), limits),
             timeout_s=self._config.timeout_s,
             stats=self._stats,
+            ranks=self._ranks,
             verify=self._config.verify or hello.verify,
             faults=self._faults,
         )
@@ -142,5 +146,5 @@ def refuse(hello: pb.LinkHello, identity: LinkIdentity) -> None:
         raise TransferError("the KV of both workers differs in kind", reason="incompatible")
     if hello.max_message_bytes < 1 or hello.max_inflight_messages < 1:
         raise TransferError("D has no room for messages", reason="incompatible")
-    if len(hello.decode_heads) != 1 or len(identity.heads_by_rank) != 1:
-        raise TransferError("groups of several ranks can't be linked", reason="incompatible")
+    if not hello.decode_heads or not all(rank.heads for rank in hello.decode_heads):
+        raise TransferError("D has a rank without KV heads", reason="incompatible")

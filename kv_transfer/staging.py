@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 
 from kv_cache.storage import KVStorage
-from kv_transfer.layout import blocks_per_message
 from kv_transfer.link import DataLink
 
 
@@ -37,6 +36,11 @@ class BlockFormat:
         return (self.num_layers, 2, num_heads, self.piece_bytes)
 
     @property
+    def bytes_per_head(self) -> int:
+        """Of one block."""
+        return math.prod(self.shape(1))
+
+    @property
     def bytes_per_block(self) -> int:
         return math.prod(self.shape(self.num_kv_heads))
 
@@ -48,10 +52,6 @@ class StagingLimits:
     max_message_bytes: int
     max_inflight_messages: int
 
-    def num_blocks(self, block_format: BlockFormat) -> int:
-        """Blocks of a full message."""
-        return blocks_per_message(self.max_message_bytes, block_format.bytes_per_block)
-
     def smaller(self, other: StagingLimits) -> StagingLimits:
         return StagingLimits(
             min(self.max_message_bytes, other.max_message_bytes),
@@ -59,21 +59,29 @@ class StagingLimits:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class StagingSize:
+    """Slots of a link's staging, and blocks that fit one."""
+
+    num_slots: int
+    num_blocks: int
+
+
 class Staging:
-    """`max_inflight_messages` slots for messages of blocks with `num_heads` heads each.
+    """Slots for messages of blocks with `num_heads` heads each.
 
     On the KV's device for NCCL; else on the host, pinned if the KV is on a GPU.
     """
 
     def __init__(
-        self, block_format: BlockFormat, limits: StagingLimits, *, num_heads: int, backend: str
+        self, block_format: BlockFormat, size: StagingSize, *, num_heads: int, backend: str
     ) -> None:
         on_device = backend == "nccl"
         pinned = not on_device and block_format.device.type == "cuda"
-        self._num_slots = limits.max_inflight_messages
+        self._num_slots = size.num_slots
         # [slot, block, layer, k/v, kv_head, piece_bytes]
         self._slots = torch.empty(
-            (self._num_slots, limits.num_blocks(block_format), *block_format.shape(num_heads)),
+            (self._num_slots, size.num_blocks, *block_format.shape(num_heads)),
             dtype=torch.uint8,
             device=block_format.device if on_device else "cpu",
             pin_memory=pinned,
@@ -88,9 +96,11 @@ class Staging:
 class Lane:
     """The part of a link between one P rank and one D rank: a data link and its staging.
 
-    `heads` are the local heads it carries; None means all, and staging is the whole message.
+    `index` is its number among the link's. `heads` are the local heads it carries; None means all,
+    and staging is this rank's whole share of the message.
     """
 
+    index: int
     link: DataLink
     staging: Staging
     heads: slice | None

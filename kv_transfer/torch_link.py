@@ -49,8 +49,8 @@ class TorchLinkMaker:
                 self._store, self._port = host_store(self._host)
             return Rendezvous(self._host, self._port, self._backend)
 
-    def accept(self, name: str, timeout_s: float) -> DataLink:
-        return self._make(self.host(), name, 0, timeout_s)
+    def accept(self, name: str, timeout_s: float, at: Rendezvous | None = None) -> DataLink:
+        return self._make(at or self.host(), name, 0, timeout_s)
 
     def abandon(self, name: str) -> None:
         with self._lock:

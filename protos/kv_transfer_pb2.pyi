@@ -325,7 +325,7 @@ class Message(_message.Message):
     """index within the prompt's blocks"""
     num_blocks: _builtins.int
     size_bytes: _builtins.int
-    """of one rank's full share; slices follow from the layout"""
+    """on all data links together; slices follow from the layout"""
     @_builtins.property
     def checksums(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """CRC-32 of the bytes on each data link, in their order; none:"""

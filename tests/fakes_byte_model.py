@@ -32,14 +32,19 @@ CONFIG: dict[str, object] = {
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 
 
-def write_byte_model(directory: Path, *, seed: int = 1) -> Path:
-    """A Hugging Face directory with config, tokenizer, chat template and weights."""
+def write_byte_model(directory: Path, *, seed: int = 1, num_heads: int = 4) -> Path:
+    """A Hugging Face directory with config, tokenizer, chat template and weights.
+
+    Two KV heads, whatever the number of query heads.
+    """
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(CONFIG))
+    config = CONFIG | {"num_attention_heads": num_heads}
+    (directory / "config.json").write_text(json.dumps(config))
     settings = {"bos_token": SPECIAL[1], "eos_token": SPECIAL[2], "chat_template": TEMPLATE}
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
     _tokenizer().save(str(directory / "tokenizer.json"))
-    save_file(_weights(np.random.default_rng(seed)), directory / "model.safetensors")
+    weights = _weights(np.random.default_rng(seed), head_dim=64 // num_heads)
+    save_file(weights, directory / "model.safetensors")
     return directory
 
 
@@ -61,7 +66,7 @@ def _tokenizer() -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def _weights(rng: np.random.Generator) -> dict[str, np.ndarray]:
+def _weights(rng: np.random.Generator, *, head_dim: int) -> dict[str, np.ndarray]:
     """Large enough that attention is sharp and logits differ clearly: wrong KV is a wrong token."""
 
     def matrix(rows: int, columns: int, scale: float = 0.15) -> np.ndarray:
@@ -76,8 +81,8 @@ def _weights(rng: np.random.Generator) -> dict[str, np.ndarray]:
     for i in range(2):
         layer = {
             "self_attn.q_proj": matrix(64, 64, 0.4),
-            "self_attn.k_proj": matrix(32, 64, 0.4),
-            "self_attn.v_proj": matrix(32, 64),
+            "self_attn.k_proj": matrix(2 * head_dim, 64, 0.4),
+            "self_attn.v_proj": matrix(2 * head_dim, 64),
             "self_attn.o_proj": matrix(64, 64, 0.3),
             "mlp.gate_proj": matrix(96, 64),
             "mlp.up_proj": matrix(96, 64),

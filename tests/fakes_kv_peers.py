@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import grpc.aio
 import torch
+from fakes_kv_ranks import RankThreads
 
 from core.clock import MonotonicClock
 from core.config import TransferConfig
@@ -107,9 +108,11 @@ class PrefillPeer:
         spec: KVSpec = SPEC,
         post: Callable[[object], None] | None = None,
         faults: Faults | None = None,
+        group: RankThreads | None = None,
     ) -> None:
         self.inbox = Inbox()
-        self.storage = random_storage(seed, spec)
+        self.storage = group.storages[0] if group else random_storage(seed, spec)
+        self._group = group
         self.stats = TransferStats()
         self.config = config
         self.clock = MonotonicClock()
@@ -128,7 +131,8 @@ class PrefillPeer:
 
     @property
     def identity(self) -> LinkIdentity:
-        return LinkIdentity("prefill-0", self._epoch, "compat", HEADS)
+        heads = self._group.heads if self._group else HEADS
+        return LinkIdentity("prefill-0", self._epoch, "compat", heads)
 
     async def _serve(self, port: int) -> int:
         self._server = grpc.aio.server(options=server_options(self.config.timeout_s))
@@ -140,6 +144,7 @@ class PrefillPeer:
             self.config,
             self.stats,
             self._faults,
+            self._group.ranks if self._group else None,
         )
         add_KvTransferServicer_to_server(service, self._server)
         bound = self._server.add_insecure_port(f"127.0.0.1:{port}")
@@ -192,14 +197,15 @@ class DecodePeer:
         compat_key: str = "compat",
         spec: KVSpec = SPEC,
         faults: Faults | None = None,
+        group: RankThreads | None = None,
     ) -> None:
         self.inbox = Inbox()
-        self.storage = KVStorage(spec, NUM_BLOCKS)
+        self.storage = group.storages[0] if group else KVStorage(spec, NUM_BLOCKS)
         self.stats = TransferStats()
         self._maker = maker
         self._thread = _LoopThread()
         self.receiver = Receiver(
-            LinkIdentity("decode-0", "d1", compat_key, HEADS),
+            LinkIdentity("decode-0", "d1", compat_key, group.heads if group else HEADS),
             BlockFormat.of(self.storage),
             maker,
             config,
@@ -208,6 +214,7 @@ class DecodePeer:
             on_event=self.inbox.post,
             stats=self.stats,
             faults=faults,
+            ranks=group.ranks if group else None,
         )
 
     def receive(self, blocks: list[int]) -> PullClosed:
@@ -224,6 +231,7 @@ class DecodePeer:
 
     def unpack(self, event: BlocksArrived, blocks: list[int]) -> None:
         targets = blocks[event.first_block : event.first_block + event.num_blocks]
+        event.others_unpack(targets)
         self.storage.unpack(targets, event.staging)
         event.release()
 

@@ -19,6 +19,7 @@ from fakes_golden import Answer, Ask, ChoiceAnswer
 from fakes_loop_thread import DEADLINE_S, LoopThread
 
 from cluster.child_ranks import ChildRanks
+from cluster.plan import num_ranks
 from cluster.router_process import load_texts
 from cluster.store_factory import connect_store
 from cluster.worker_shell import WorkerShell
@@ -144,7 +145,7 @@ def real_house() -> Iterator[RealHouse]:
 async def _worker(config: Config, role: Phase, store: Store) -> AsyncIterator[Member]:
     """Its other ranks, if the settings ask for any, are processes of their own."""
     shell = WorkerShell(config, role, f"{role.value}-0", store)
-    ranks = ChildRanks(config, f"{role.value}-0")
+    ranks = ChildRanks(config, f"{role.value}-0", num_ranks(config, role))
     try:
         yield await ranks.lead(shell, lambda _: None)
     finally:

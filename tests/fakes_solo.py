@@ -28,9 +28,11 @@ SETTINGS = [
 class Solo:
     """Answers one request at a time, each once; later callers get what was answered before."""
 
-    def __init__(self, card: ModelCard) -> None:
+    def __init__(self, card: ModelCard, *overrides: str) -> None:
+        """`overrides` name the card's model, if it isn't the default one."""
         self._card = card
-        self._engine = OfflineEngine.load(load_config(environ={}, overrides=SETTINGS))
+        config = load_config(environ={}, overrides=[*SETTINGS, *overrides])
+        self._engine = OfflineEngine.load(config)
         self._answers: dict[Ask, Answer] = {}
 
     def answer(self, ask: Ask) -> Answer:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.plan import (
-    check_startable,
+    num_ranks,
     num_sharers,
-    roles_of,
     threads_per_rank,
     with_num_threads,
     worker_specs,
 )
 from core.config import Config, load_config
-from core.errors import ConfigError
 from core.request import Phase
 
 
@@ -62,12 +59,13 @@ def test_a_rank_gets_its_threads_written_into_a_configuration_of_its_own() -> No
     assert shared.parallel.num_threads is None
 
 
-def test_what_cannot_be_started_yet_is_refused_by_name() -> None:
-    check_startable(Config(), roles_of(Config()))
-    groups = config("parallel.tensor_parallel_size=2")
-    with pytest.raises(ConfigError, match=r"parallel\.tensor_parallel_size = 2"):
-        check_startable(groups, roles_of(groups))
-    check_startable(groups, {Phase.DECODE})
+def test_each_role_may_have_a_number_of_ranks_of_its_own() -> None:
+    both = config("parallel.tensor_parallel_size=2", "parallel.decode_tensor_parallel_size=3")
+    assert (num_ranks(both, Phase.PREFILL), num_ranks(both, Phase.DECODE)) == (2, 3)
+    specs = worker_specs(both, num_cores=10)
+    assert [(spec.num_ranks, spec.num_threads) for spec in specs] == [(2, 2), (3, 2)]
+    assert num_sharers(both) == 5
+    assert num_ranks(config("parallel.prefill_tensor_parallel_size=4"), Phase.PREFILL) == 4
 
 
 def test_every_rank_of_every_worker_shares_the_machine() -> None:

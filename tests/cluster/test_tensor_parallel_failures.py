@@ -28,7 +28,7 @@ async def group(*overrides: str) -> AsyncIterator[tuple[ObservedWorker, list[int
     """A decode worker of two ranks, and the processes of the other ranks."""
     config = settings("parallel.tensor_parallel_size=2", *overrides)
     worker = ObservedWorker(config, Phase.DECODE, "decode-0", MemoryStore())
-    ranks = ChildRanks(config, "decode-0")
+    ranks = ChildRanks(config, "decode-0", 2)
     try:
         await ranks.lead(worker, lambda _: None)
         yield worker, ranks.pids

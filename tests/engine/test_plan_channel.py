@@ -184,5 +184,5 @@ def test_a_leader_that_goes_or_falls_silent_is_lost(make_channel: Channels) -> N
         first.receive()
     for connection in gathered.result(LONG_S):
         connection.close()
-    with pytest.raises(WorkerLostError, match="closed the plan channel"):
+    with pytest.raises(WorkerLostError, match="the peer closed"):
         second.receive()

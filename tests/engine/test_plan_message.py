@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.batch import StepInput
-from engine.plan_message import CopyBlocks, PlanMessage, Step, Stop, decode, encode
+from engine.plan_message import CopyBlocks, PlanMessage, Step, Stop, Unpack, decode, encode
 
 wide = st.integers(-(2**63), 2**63 - 1)
 narrow = st.integers(-(2**31), 2**31 - 1)
@@ -53,6 +53,14 @@ def test_a_step_comes_out_as_it_went_in(step: StepInput) -> None:
 @given(st.lists(st.tuples(st.integers(0, 2**31 - 1), st.integers(0, 2**31 - 1))))
 def test_copies_come_out_as_they_went_in(pairs: list[tuple[int, int]]) -> None:
     message = CopyBlocks(tuple(pairs))
+    assert decode(bytearray(encode(message))) == message
+
+
+@given(st.text(), st.integers(0, 2**63), st.lists(st.integers(0, 2**31 - 1)))
+def test_what_is_to_be_unpacked_comes_out_as_it_went_in(
+    link_id: str, seq: int, blocks: list[int]
+) -> None:
+    message = Unpack(link_id, seq, tuple(blocks))
     assert decode(bytearray(encode(message))) == message
 
 

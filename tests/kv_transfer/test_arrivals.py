@@ -7,29 +7,33 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from fakes_kv_peers import LONG_S, SPEC, Inbox
+from fakes_kv_peers import HEADS, LONG_S, SPEC, Inbox
 
 from core.clock import MonotonicClock
 from core.errors import TransferError
 from kv_cache.storage import KVStorage
 from kv_transfer.arrivals import Announced, Arrivals
 from kv_transfer.events import BlocksArrived
+from kv_transfer.layout import plan_routes
 from kv_transfer.link import DataLink
+from kv_transfer.link_plan import LinkPlan
 from kv_transfer.memory_link import MemoryLinkMaker
 from kv_transfer.pull_registry import PullRegistry
-from kv_transfer.staging import BlockFormat, Lane, Staging, StagingLimits
+from kv_transfer.staging import BlockFormat, Lane, Staging, StagingLimits, StagingSize
 from kv_transfer.stats import TransferStats
 
 GOOD = Announced(1, "t", 0, 2, 2 * SPEC.bytes_per_block)
 
 
-def _limits(max_inflight: int) -> StagingLimits:
-    return StagingLimits(2 * SPEC.bytes_per_block, max_inflight)
+def _plan(max_inflight: int) -> LinkPlan:
+    limits = StagingLimits(2 * SPEC.bytes_per_block, max_inflight)
+    return LinkPlan.of(plan_routes(HEADS, HEADS), BlockFormat.of(KVStorage(SPEC, 1)), limits)
 
 
 def _lane(link: DataLink) -> Lane:
     block_format = BlockFormat.of(KVStorage(SPEC, 1))
-    return Lane(link, Staging(block_format, _limits(3), num_heads=2, backend="gloo"), None)
+    size = StagingSize(num_slots=3, num_blocks=2)
+    return Lane(0, link, Staging(block_format, size, num_heads=2, backend="gloo"), None)
 
 
 def _arrivals(inbox: Inbox, acknowledged: list[int], *, max_inflight: int = 1) -> Arrivals:
@@ -41,10 +45,10 @@ def _arrivals(inbox: Inbox, acknowledged: list[int], *, max_inflight: int = 1) -
     return Arrivals(
         "link",
         registry,
-        BlockFormat.of(KVStorage(SPEC, 1)),
-        _limits(max_inflight),
+        _plan(max_inflight),
         acknowledge=acknowledged.append,
         give_up=lambda _: None,
+        others_unpack=lambda seq, blocks: None,
         timeout_s=LONG_S,
         clock=clock,
         stats=stats,
@@ -62,8 +66,9 @@ BLOCK_BYTES = SPEC.bytes_per_block
         dataclasses.replace(GOOD, num_blocks=0, size_bytes=0),
         dataclasses.replace(GOOD, num_blocks=3, size_bytes=3 * BLOCK_BYTES),
         dataclasses.replace(GOOD, size_bytes=2 * BLOCK_BYTES - 1),
+        dataclasses.replace(GOOD, checksums=(1, 2)),
     ],
-    ids=["skipped", "repeated", "empty", "too long", "wrong size"],
+    ids=["skipped", "repeated", "empty", "too long", "wrong size", "checksums of other lanes"],
 )
 def test_a_message_out_of_order_or_of_a_wrong_size_is_corrupt(bad: Announced) -> None:
     with pytest.raises(TransferError) as error:

@@ -25,7 +25,7 @@ from core.kv_spec import KVGroup, KVSpec
 from kv_cache.storage import KVStorage
 from kv_transfer.layout import plan_routes
 from kv_transfer.link import DataLink
-from kv_transfer.staging import BlockFormat, Lane, Staging, StagingLimits, assemble
+from kv_transfer.staging import BlockFormat, Lane, Staging, StagingSize, assemble
 from kv_transfer.torch_link import TorchLinkMaker
 
 FOUR_HEADS = KVSpec((KVGroup(num_layers=2, num_kv_heads=4, head_dim=16),), 16, "int8")
@@ -111,18 +111,18 @@ def test_scales_go_with_their_heads_to_ranks_that_share_them_unevenly(
             for route in plan_routes(sender_heads, receiver_heads)
             if route.decode_rank == rank
         ]
-        limits = StagingLimits(4 * storage.bytes_per_block, 2)
+        size = StagingSize(num_slots=2, num_blocks=4)
         block_format = BlockFormat.of(storage)
         lanes = []
-        for route in routes:
-            staging = Staging(block_format, limits, num_heads=route.num_heads, backend="gloo")
+        for index, route in enumerate(routes):
+            staging = Staging(block_format, size, num_heads=route.num_heads, backend="gloo")
             with gloo_pair(maker, f"{route}") as (sending, receiving):
                 packed = senders[route.prefill_rank].pack(source, route.prefill_heads)
                 sent = sending.send(packed)
                 receiving.recv(staging.slot(1, 3)).wait(LONG_S)
                 sent.wait(LONG_S)
-            lanes.append(Lane(receiving, staging, route.decode_heads))
-        whole = Staging(block_format, limits, num_heads=storage.num_kv_heads, backend="gloo")
+            lanes.append(Lane(index, receiving, staging, route.decode_heads))
+        whole = Staging(block_format, size, num_heads=storage.num_kv_heads, backend="gloo")
         storage.unpack(target, assemble(lanes, whole, 1, 3))
         heads = receiver_heads[rank]
         expected = model.pack(source, slice(heads[0], heads[-1] + 1))

@@ -14,11 +14,12 @@ from core.clock import MonotonicClock
 from kv_cache.storage import KVStorage
 from kv_transfer.events import LeaseEnded, LeaseOutcome
 from kv_transfer.layout import plan_routes
+from kv_transfer.link_plan import LinkPlan
 from kv_transfer.memory_link import MemoryLinkMaker
 from kv_transfer.outbox import Outbox
 from kv_transfer.sender import Sender
 from kv_transfer.sender_link import SenderLink
-from kv_transfer.staging import StagingLimits
+from kv_transfer.staging import BlockFormat, StagingLimits
 from kv_transfer.stats import TransferStats
 from protos import kv_transfer_pb2 as pb
 
@@ -42,8 +43,11 @@ class _Setting:
             storage,
             self.links,
             self.outbox,
-            routes=tuple(enumerate(plan_routes([[0, 1]], decode_heads))),
-            limits=StagingLimits(4 * SPEC.bytes_per_block, 2),
+            plan=LinkPlan.of(
+                plan_routes([[0, 1]], decode_heads),
+                BlockFormat.of(storage),
+                StagingLimits(4 * SPEC.bytes_per_block, 2),
+            ),
             timeout_s=LONG_S,
             stats=stats,
         )

@@ -9,13 +9,13 @@ from kv_cache.storage import KVStorage
 from kv_transfer.layout import plan_routes
 from kv_transfer.link import DataLink
 from kv_transfer.memory_link import MemoryLinkMaker
-from kv_transfer.staging import BlockFormat, Lane, Staging, StagingLimits, assemble
+from kv_transfer.staging import BlockFormat, Lane, Staging, StagingLimits, StagingSize, assemble
 
-LIMITS = StagingLimits(max_message_bytes=2 * SPEC.bytes_per_block, max_inflight_messages=2)
+SIZE = StagingSize(num_slots=2, num_blocks=2)
 
 
 def _staging(block_format: BlockFormat, num_heads: int) -> Staging:
-    return Staging(block_format, LIMITS, num_heads=num_heads, backend="gloo")
+    return Staging(block_format, SIZE, num_heads=num_heads, backend="gloo")
 
 
 def _unused_link() -> DataLink:
@@ -44,18 +44,18 @@ def test_heads_from_several_prefill_ranks_come_together_in_one_decode_rank() -> 
     block_format = BlockFormat.of(source)
     blocks = [5, 0]
     lanes = []
-    for route in plan_routes([[0], [1]], HEADS):
+    for index, route in enumerate(plan_routes([[0], [1]], HEADS)):
         rank_heads = source.pack(blocks, slice(route.prefill_rank, route.prefill_rank + 1))
         staging = _staging(block_format, route.num_heads)
         staging.slot(7, 2).copy_(rank_heads)
-        lanes.append(Lane(_unused_link(), staging, route.decode_heads))
+        lanes.append(Lane(index, _unused_link(), staging, route.decode_heads))
     whole = assemble(lanes, _staging(block_format, 2), 7, 2)
     assert torch.equal(whole, source.pack(blocks))
 
 
 def test_the_only_lane_is_received_in_place() -> None:
     staging = _staging(BlockFormat.of(KVStorage(SPEC, 1)), 2)
-    lane = Lane(_unused_link(), staging, None)
+    lane = Lane(0, _unused_link(), staging, None)
     assert assemble([lane], None, 3, 2).data_ptr() == staging.slot(3, 2).data_ptr()
 
 

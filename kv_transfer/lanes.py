@@ -1,0 +1,62 @@
+"""The data links that one rank has for one link, from their making to their end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+from core.errors import TransferError
+from kv_transfer.link import DataLink
+from kv_transfer.rank_orders import LaneSpec
+from kv_transfer.staging import BlockFormat, Lane, Staging, StagingSize
+
+
+class Lanes:
+    """Belongs to one thread, but for `abort`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lanes: list[Lane] = []
+        self._aborted = False
+
+    def connect(
+        self,
+        specs: Sequence[LaneSpec],
+        join: Callable[[int], DataLink],
+        block_format: BlockFormat,
+        size: StagingSize,
+        *,
+        backend: str,
+    ) -> None:
+        """Makes them with `join(index)`, in order of their numbers, as all ranks do: so none waits
+        for a rank that waits for another. Raises TransferError, also when aborted meanwhile."""
+        for spec in specs:
+            link = join(spec.index)
+            staging = Staging(block_format, size, num_heads=spec.num_heads, backend=backend)
+            whole = spec.num_heads == block_format.num_kv_heads
+            self._add(Lane(spec.index, link, staging, None if whole else spec.heads))
+
+    def __iter__(self) -> Iterator[Lane]:
+        return iter(self._lanes)
+
+    def __len__(self) -> int:
+        return len(self._lanes)
+
+    def abort(self) -> None:
+        """Kills those that are there, and wakes whoever waits on them; none is added after."""
+        with self._lock:
+            self._aborted = True
+            lanes = list(self._lanes)
+        for lane in lanes:
+            lane.link.abort()
+
+    def close(self) -> None:
+        """Frees the connections. What lies in staging stays there."""
+        for lane in self._lanes:
+            lane.link.close()
+
+    def _add(self, lane: Lane) -> None:
+        with self._lock:
+            self._lanes.append(lane)
+            if self._aborted:
+                raise TransferError("the link closed while it was made", reason="peer_lost")
