@@ -64,4 +64,5 @@ class RankLoop:
                 self._port.unpack(link_id, seq, blocks)
             case Stop():
                 return False
+        self._port.followed()
         return True

@@ -48,8 +48,11 @@ class OpenLanes:
 
 @dataclass(frozen=True, slots=True)
 class PackBlocks:
+    """The blocks are complete once the rank has followed `after_plans` plans."""
+
     seq: int
     blocks: tuple[int, ...]
+    after_plans: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +65,13 @@ class SendMessage:
 class ReceiveMessage:
     """`checksums` are of this rank's lanes, in their order; none: they are not verified.
 
-    The slot is free once the rank has done `after_unpacks` unpackings of plans.
+    The slot is free once the rank has followed `after_plans` plans.
     """
 
     seq: int
     num_blocks: int
     checksums: tuple[int, ...]
-    after_unpacks: int
+    after_plans: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +81,9 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Staging may go once the rank has done `after_unpacks` unpackings of plans."""
+    """Staging may go once the rank has followed `after_plans` plans."""
 
-    after_unpacks: int
+    after_plans: int
 
 
 @dataclass(frozen=True, slots=True)
