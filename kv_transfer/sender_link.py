@@ -164,6 +164,14 @@ class SenderLink:
 
     def _serve(self) -> None:
         owed: deque[Piece] = deque()
+        try:
+            self._serve_until_it_fails(owed)
+        finally:
+            for piece in owed:
+                self._sender.packed(piece)
+
+    def _serve_until_it_fails(self, owed: deque[Piece]) -> None:
+        """`owed` are pieces that are announced and not packed: never left behind."""
         sending: deque[list[Pending]] = deque()
         while True:
             piece = self._sender.next_piece(self.link_id, wait=not owed and not sending)
