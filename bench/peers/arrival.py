@@ -3,7 +3,7 @@
 all streams run |-- quiet --| prompt sent ..... its second token | its answer ended, streams cut off
                  quiet gaps   gaps that overlap this
 
-A prompt has arrived when its second token is there (its second piece of text): where two workers share the work, its KV has
+A prompt has arrived when its second token is there: where two workers share the work, its KV has
 travelled by then and its sequence has been in a step with the others. From then on it is one more
 running stream, whose context makes every step dearer, whoever serves it.
 """
