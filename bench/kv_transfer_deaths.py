@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from dataclasses import dataclass, field
 
@@ -50,13 +49,15 @@ def _until_failed_s(
     settings: PeerSettings, d: DecodeSide, number: signal.Signals, clock: Clock
 ) -> float:
     with PrefillProcess(settings) as p:
-        d.pull(p.offer(1))
-        d.begin(p.offer(_NUM_BLOCKS, computed=False))
-        d.begin(p.offer(1))
-        d.end()  # so the pull before it is open
-        pid = p.process.pid
-        assert pid is not None
+        begin_pull(p, d)
         started = clock.now()
-        os.kill(pid, number)
+        p.signal(number)
         d.end()
         return clock.now() - started
+
+
+def begin_pull(p: PrefillProcess, d: DecodeSide) -> None:
+    """Leaves a pull open, of blocks that P has yet to compute, on a link that has carried some."""
+    d.pull(p.offer(1))
+    d.begin(p.offer(_NUM_BLOCKS, computed=False))
+    d.pull(p.offer(1))  # asked for later, so the other one is open

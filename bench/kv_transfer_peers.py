@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
 import queue
+import signal
 import threading
 import uuid
 from collections.abc import Coroutine
@@ -29,7 +31,7 @@ from core.handoff import Handoff
 from core.kv_spec import KVSpec
 from kv_cache.storage import KVStorage
 from kv_transfer.channel import server_options
-from kv_transfer.events import BlocksArrived, FirstToken, PullClosed, PullEvent, PullFailed
+from kv_transfer.events import BlocksArrived, FirstToken, PullEvent, PullFailed
 from kv_transfer.receiver import Receiver
 from kv_transfer.sender import Sender
 from kv_transfer.service import KvTransferService
@@ -141,6 +143,10 @@ class PrefillProcess:
             lease_s=PATIENCE_S,
         )
 
+    def signal(self, number: signal.Signals) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+
     def say(self, command: Offer | Messages) -> None:
         """An offer is answered; messages are sent over the raw link once D says go."""
         self._commands.send(command)
@@ -242,10 +248,10 @@ class DecodeSide:
         """Asks for the blocks, and returns at once."""
         self._receiver.pull(handoff, 0)
 
-    def end(self) -> PullEvent:
-        """What the next pull to end ended with. Raises TransferError if none does."""
+    def end(self, within_s: float = PATIENCE_S) -> PullEvent:
+        """What the next pull to end ended with. Raises TransferError if none does in time."""
         try:
-            return self._ended.get(timeout=PATIENCE_S)
+            return self._ended.get(timeout=within_s)
         except queue.Empty:
             raise TransferError("a pull never ended", reason="timeout") from None
 
@@ -277,11 +283,6 @@ class DecodeSide:
                 event.release()
             else:
                 self._ended.put(event)
-
-
-def is_whole(event: PullEvent) -> bool:
-    """Whether the pull brought everything."""
-    return isinstance(event, PullClosed)
 
 
 def use_threads(number: int) -> None:
