@@ -21,6 +21,7 @@ from core.handoff import Handoff
 from core.request import Attempt, SamplingParams
 from decode_worker.build import build_decode_role
 from engine.batch import flatten, sample_rows
+from engine.greedy import only_largest
 from engine.role import Cancel, Submit
 from kv_transfer.events import FirstToken, PullClosed
 from protos import codec
@@ -84,7 +85,7 @@ class StepEngine:
         rows = sample_rows(plan, engine.eos_token_ids)
         step = flatten(plan, engine.pool.block_size)
         times.append(clock.now())
-        logits = engine.runner.compute(step)
+        logits = engine.runner.compute(step, only_largest(rows, len(step.logits_rows)))
         wait_for(engine.device)
         times.append(clock.now())
         sampled = engine.runner.sample(logits, rows) if rows else []

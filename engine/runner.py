@@ -7,6 +7,7 @@ import torch
 from tandem_kernels import AttentionMeta, StepProgram
 
 from engine.batch import StepInput
+from engine.greedy import only_largest
 from engine.profile_ranges import profile_ranges
 from engine.sample_row import SampleRow
 from engine.sampler import Sampled, TokenSampler
@@ -35,8 +36,11 @@ class RankRunner:
         return self._model.program
 
     @torch.inference_mode()
-    def compute(self, step: StepInput) -> torch.Tensor:
-        """Writes the step's KV. -> float32 [R, vocab] of its `logits_rows`."""
+    def compute(self, step: StepInput, only_largest: torch.Tensor | None = None) -> torch.Tensor:
+        """Writes the step's KV. -> float32 [R, vocab] of its `logits_rows`.
+
+        Of rows marked in `only_largest`, uint8 [R], only the largest logits are needed.
+        """
         arguments = (
             self._tensor(step.token_ids),
             self._tensor(step.positions),
@@ -46,7 +50,7 @@ class RankRunner:
         )
         with self._range("forward"):
             if len(step.logits_rows):
-                return self._model.step(*arguments)
+                return self._model.step(*arguments, only_largest)
             return self._model.forward(*arguments)
 
     def _meta(self, step: StepInput) -> AttentionMeta:
@@ -81,7 +85,7 @@ class ModelRunner(RankRunner):
     def execute(self, step: StepInput, rows: list[SampleRow]) -> list[Sampled]:
         """One token for each row, in order. Rows may share logits, as choices of one prompt do."""
         with torch.inference_mode():
-            logits = self.compute(step)
+            logits = self.compute(step, only_largest(rows, len(step.logits_rows)))
             return self.sample(logits, rows) if rows else []
 
     def sample(self, logits: torch.Tensor, rows: list[SampleRow]) -> list[Sampled]:

@@ -31,6 +31,7 @@ __all__ = [
     "Sampled",
     "Sampler",
     "TokenSampler",
+    "is_greedy",
 ]
 
 # As in vLLM: below this a temperature is greedy, since dividing by it overflows.
@@ -52,6 +53,11 @@ class NonFiniteLogitsError(TandemError):
     def __init__(self, rows: tuple[int, ...]) -> None:
         super().__init__(f"logits of rows {rows} have no finite maximum")
         self.rows = rows
+
+
+def is_greedy(params: SamplingParams) -> bool:
+    """Whether the likeliest token is taken."""
+    return params.temperature < MIN_TEMPERATURE or params.top_k == 1
 
 
 class TokenSampler(Protocol):
@@ -128,7 +134,7 @@ class Sampler:
         return draw_filtered(draws, self._filters(rows, logits.device))
 
     def _kind(self, params: SamplingParams) -> _Kind:
-        if params.temperature < MIN_TEMPERATURE or params.top_k == 1:
+        if is_greedy(params):
             return _Kind.GREEDY
         if self._top_k(params) < self.vocab_size or params.top_p < 1 or params.min_p > 0:
             return _Kind.FILTERED

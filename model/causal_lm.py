@@ -79,9 +79,11 @@ class CausalLM:
         meta: AttentionMeta,
         storage: KVStorage,
         rows: Tensor,
+        only_largest: Tensor | None = None,
     ) -> Tensor:
-        """`logits` of `forward`. -> float32 [R, vocab]."""
-        return self._program.step(token_ids, positions, meta, self._caches_of(storage), rows)
+        """`logits` of `forward`. -> float32 [R, vocab]; see `StepProgram.step`."""
+        caches = self._caches_of(storage)
+        return self._program.step(token_ids, positions, meta, caches, rows, only_largest)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of the next token. [R, hidden] -> float32 [R, vocab], complete on every rank."""

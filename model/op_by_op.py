@@ -64,8 +64,9 @@ class OpByOp:
         meta: AttentionMeta,
         caches: Sequence[LayerCache],
         rows: Tensor,
+        only_largest: Tensor | None = None,
     ) -> Tensor:
-        """`StepProgram.step`."""
+        """`StepProgram.step`; all logits are exact."""
         return self.logits(self.forward(token_ids, positions, meta, caches, rows))
 
     def logits(self, hidden: Tensor) -> Tensor:

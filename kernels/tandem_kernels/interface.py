@@ -87,8 +87,13 @@ class StepProgram(Protocol):
         meta: AttentionMeta,
         caches: Sequence[LayerCache],
         rows: Tensor,
+        only_largest: Tensor | None = None,
     ) -> Tensor:
-        """`logits` of `forward`, in one call. -> float32 [R, vocab]."""
+        """`logits` of `forward`, in one call. -> float32 [R, vocab].
+
+        Of rows marked in `only_largest`, uint8 [R], only the largest logits are asked for: they are
+        exact, with all that equal them, and others may be anything below.
+        """
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import pytest
@@ -17,7 +18,7 @@ from fakes_decoder import (
     random_decoder,
 )
 from fakes_paged_batch import PagedSequences
-from tandem_kernels import Decoder, Kernels, LayerCache, StepProgram
+from tandem_kernels import Decoder, Kernels, LayerCache, QuantizedWeight, StepProgram
 from tandem_kernels.cpu.decoder import TIMED_WORK, CpuProgram
 from tandem_kernels.reference import ReferenceKernels
 from torch import Tensor
@@ -163,6 +164,25 @@ def test_logits_come_with_the_step() -> None:
     )
     call = (PROMPT[positions], positions, meta, new_caches(family, dtype), rows)
     assert torch.equal(program.step(*call), program.logits(program.forward(*call)))
+
+
+def test_rows_that_only_take_the_likeliest_token_may_leave_other_logits_out() -> None:
+    family, dtype = FAMILIES["llama"], torch.bfloat16
+    kernels = cpu_kernels(dtype)
+    values = torch.randint(-127, 128, (500, family.shape.hidden_size), dtype=torch.int8)
+    weight = QuantizedWeight("int8", values, torch.rand(500, 1), None, values.shape[1])
+    head = kernels.pack_linear(weight, None, out_dtype=torch.float32)
+    plain = dataclasses.replace(random_decoder(kernels, family, dtype), head=head)
+    program = program_of(kernels, plain)
+    positions, meta = PagedSequences(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE).step([("a", 30)])
+    call = (PROMPT[positions], positions, meta, new_caches(family, dtype), torch.arange(30))
+    marks = torch.tensor([1] * 12 + [0] * 3 + [1] * 2 + [0] + [1] * 12, dtype=torch.uint8)
+    every, found = program.step(*call), program.step(*call, marks)
+    assert torch.equal(found.amax(-1), every.amax(-1))
+    assert torch.equal(found.argmax(-1), every.argmax(-1))
+    assert torch.equal(found[marks == 0], every[marks == 0])
+    assert not torch.equal(found[:12], every[:12])
+    assert torch.equal(program.step(*call), every)
 
 
 @pytest.mark.parametrize(

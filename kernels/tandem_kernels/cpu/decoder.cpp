@@ -23,6 +23,8 @@ namespace {
 
 // Rows of final norms that are worth a thread.
 constexpr std::int64_t kMinNormRows = 16;
+// Rows of a head from which on it is arithmetic that takes the time, and screening saves some.
+constexpr std::int64_t kMinScreened = 6;
 
 class DecoderStep {
  public:
@@ -53,14 +55,31 @@ class DecoderStep {
     }
     finish();
     if (step_.logits != nullptr) {
-      compute_logits(decoder_, step_.hidden, step_.num_rows, step_.logits, timings_);
+      compute_logits(decoder_, step_.hidden, step_.num_rows, step_.only_largest, step_.logits,
+                     timings_);
     }
   }
 
   static void compute_logits(const TandemDecoder& decoder, const void* hidden, std::int64_t rows,
-                             float* logits, const StepTimings& timings) {
+                             const std::uint8_t* only_largest, float* logits,
+                             const StepTimings& timings) {
     timings.measure(StepWork::kHead, [&] {
-      tandem_linear(decoder.head, hidden, decoder.hidden_size, rows, logits);
+      const std::int64_t row_bytes = decoder.hidden_size * StepMemory::element_size(decoder.element);
+      // Neighbouring rows of one kind together
+      for (std::int64_t begin = 0, end; begin < rows; begin = end) {
+        const auto is_screened = [&](std::int64_t row) {
+          return only_largest != nullptr && only_largest[row] != 0;
+        };
+        for (end = begin + 1; end < rows && is_screened(end) == is_screened(begin);) ++end;
+        const char* from = static_cast<const char*>(hidden) + begin * row_bytes;
+        float* to = logits + begin * decoder.logits_size;
+        if (decoder.head_screen != nullptr && is_screened(begin) && end - begin >= kMinScreened) {
+          tandem_linear_largest(decoder.head, decoder.head_screen, from, decoder.hidden_size,
+                                end - begin, to);
+        } else {
+          tandem_linear(decoder.head, from, decoder.hidden_size, end - begin, to);
+        }
+      }
       if (decoder.logits_softcap != 0.0f) {
         softcap_rows(logits, rows, decoder.logits_size, decoder.logits_softcap);
       }
@@ -192,6 +211,7 @@ std::int32_t tandem_decoder_step(const TandemDecoder* decoder, const TandemStep*
 
 void tandem_decoder_logits(const TandemDecoder* decoder, const void* hidden, std::int64_t rows,
                            float* logits, std::int64_t* timings) {
-  tandem::DecoderStep::compute_logits(*decoder, hidden, rows, logits, tandem::StepTimings(timings));
+  tandem::DecoderStep::compute_logits(*decoder, hidden, rows, nullptr, logits,
+                                      tandem::StepTimings(timings));
 }
 }

@@ -6,6 +6,7 @@
 #include "elementwise.h"
 #include "layer_cache.h"
 #include "linear.h"
+#include "linear_screen.h"
 
 namespace tandem {
 
@@ -60,6 +61,7 @@ struct TandemDecoder {
   const TandemLinear* embedding_linear;  // whose weight's rows are the embedding; or null, and
   const void* embedding_table;           // [vocab_size][hidden_size]
   const TandemLinear* head;
+  const TandemScreen* head_screen;  // or null
   std::int64_t num_layers;
   std::int64_t vocab_size;
   std::int64_t max_positions;
@@ -89,6 +91,8 @@ struct TandemStep {
   std::int64_t num_rows;
   void* hidden;           // [num_rows][hidden_size]
   float* logits;          // [num_rows][logits_size], or null
+  // [num_rows], or null. Not 0: only the row's largest logits are wanted; others may be anything below
+  const std::uint8_t* only_largest;
   void* scratch;          // 64-byte aligned
   std::int64_t scratch_bytes;
   std::int64_t* timings;  // [kNumStepWork] nanoseconds of this thread, added to; or null

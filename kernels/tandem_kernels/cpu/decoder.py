@@ -15,6 +15,8 @@ from tandem_kernels.cpu.decoder_structs import (
     describe_batch,
 )
 from tandem_kernels.cpu.layer_cache import CacheStruct, CacheStructs
+from tandem_kernels.cpu.linear import CpuLinear
+from tandem_kernels.cpu.linear_screen import LinearScreen, screen_of
 from tandem_kernels.decoder import Decoder
 from tandem_kernels.host_memory import lazy_zeros
 from tandem_kernels.interface import AttentionMeta, LayerCache
@@ -56,7 +58,9 @@ class CpuProgram:
     ) -> None:
         self._library = _declared(library)
         self._decoder = decoder  # what the struct points to
-        self._struct = decoder_struct(decoder, dtype)
+        self._screen = _head_screen(library, decoder)
+        screen = None if self._screen is None else self._screen.address
+        self._struct = decoder_struct(decoder, dtype, screen)
         self._dtype = dtype
         self._cache_structs = caches
         self._caches: Sequence[LayerCache] | None = None
@@ -84,9 +88,15 @@ class CpuProgram:
         meta: AttentionMeta,
         caches: Sequence[LayerCache],
         rows: Tensor,
+        only_largest: Tensor | None = None,
     ) -> Tensor:
         """`StepProgram.step`."""
         hidden, logits = self._hidden(len(rows)), self._logits(len(rows))
+        if only_largest is None:
+            self._step.only_largest = None
+        else:
+            assert only_largest.dtype == torch.uint8 and len(only_largest) == len(rows)
+            self._step.only_largest = only_largest.data_ptr()
         self._run(token_ids, positions, meta, caches, rows, hidden, logits)
         return logits
 
@@ -165,6 +175,13 @@ class CpuProgram:
         size_bytes = self._library.tandem_decoder_scratch_bytes(self._struct, self._step)
         self._scratch = lazy_zeros(size_bytes)
         self._step.scratch, self._step.scratch_bytes = self._scratch.data_ptr(), size_bytes
+
+
+def _head_screen(library: ctypes.CDLL, decoder: Decoder) -> LinearScreen | None:
+    """A cap that rounds two logits to one would make a tie of them: such heads are not screened."""
+    if decoder.shape.logits_softcap != 0.0 or not isinstance(decoder.head, CpuLinear):
+        return None
+    return screen_of(library, decoder.head)
 
 
 def _declared(library: ctypes.CDLL) -> ctypes.CDLL:

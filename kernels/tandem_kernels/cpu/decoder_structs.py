@@ -52,6 +52,7 @@ class DecoderStruct(ctypes.Structure):
         ("embedding_linear", _P),
         ("embedding_table", _P),
         ("head", _P),
+        ("head_screen", _P),
         ("num_layers", _N),
         ("vocab_size", _N),
         ("max_positions", _N),
@@ -85,13 +86,14 @@ class StepStruct(ctypes.Structure):
         ("num_rows", _N),
         ("hidden", _P),
         ("logits", _P),
+        ("only_largest", _P),
         ("scratch", _P),
         ("scratch_bytes", _N),
         ("timings", _P),
     )
 
 
-def decoder_struct(decoder: Decoder, dtype: torch.dtype) -> DecoderStruct:
+def decoder_struct(decoder: Decoder, dtype: torch.dtype, head_screen: int | None) -> DecoderStruct:
     """Points into the decoder's tensors and linears, and doesn't keep them alive."""
     shape, embedding = decoder.shape, decoder.embedding
     head = _cpu_linear(decoder.head)
@@ -108,6 +110,7 @@ def decoder_struct(decoder: Decoder, dtype: torch.dtype) -> DecoderStruct:
         embedding_linear=None if isinstance(embedding, Tensor) else _address(embedding),
         embedding_table=embedding.data_ptr() if isinstance(embedding, Tensor) else None,
         head=head.address,
+        head_screen=head_screen,
         num_layers=len(layers),
         vocab_size=vocab_size,
         max_positions=min(map(len, decoder.cos_sin)),
