@@ -7,6 +7,7 @@ import sys
 import typer
 
 from cli.calibrate import calibrate
+from cli.certificates import certificates_app
 from cli.chat import chat
 from cli.config import config
 from cli.demo import demo
@@ -49,6 +50,7 @@ def build_app() -> typer.Typer:
     app.add_typer(model_app, name="model", rich_help_panel=USE)
     mount(app, "bench", "bench.cli", help_text="Measure latency and throughput.", panel=USE)
     app.add_typer(kernels_app, name="kernels", rich_help_panel=LOOK)
+    app.add_typer(certificates_app, name="certificates", rich_help_panel=LOOK)
     app.command(rich_help_panel=LOOK)(status)
     app.command(rich_help_panel=LOOK)(logs)
     app.add_typer(kv_app, name="kv", rich_help_panel=LOOK)

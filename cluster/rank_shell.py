@@ -20,6 +20,7 @@ from engine.rank_loop import RankLoop
 from engine.rendezvous import Rendezvous
 from kv_transfer.backend import make_links
 from kv_transfer.link import LinkMaker
+from protos.certificate_files import peer_certificates
 from text.hub import resolve
 from text.model_card import load_card
 
@@ -69,7 +70,10 @@ class RankShell:
                 config, card, num_sharers=num_sharers(config), progress=progress, tp=member.tp
             )
             self._links = make_links(
-                config.kv_transfer.backend, host=config.worker.host, device=rank.storage.device
+                config.kv_transfer.backend,
+                host=config.worker.host,
+                device=rank.storage.device,
+                certificates=peer_certificates(config.tls),
             )
         except BaseException:
             member.close()
