@@ -18,6 +18,7 @@ from cli.kv import kv_app
 from cli.lazy import mount
 from cli.logs import logs
 from cli.model import model_app
+from cli.probe import probe
 from cli.processes import decode_worker, prefill_worker, router
 from cli.serve import serve
 from cli.status import status
@@ -55,6 +56,7 @@ def build_app() -> typer.Typer:
     app.command(rich_help_panel=LOOK)(logs)
     app.add_typer(kv_app, name="kv", rich_help_panel=LOOK)
     app.command(rich_help_panel=LOOK)(drain)
+    app.command(rich_help_panel=LOOK)(probe)
     app.command(rich_help_panel=LOOK)(stop)
     app.command("config", rich_help_panel=LOOK)(config)
     return app

@@ -114,9 +114,8 @@ class _SecureLink:
             if self._ended is not None:
                 return
             self._ended = error
-            self._messages.put(None)
-            # Under the lock: the thread closes the connection after it has been here itself
             cut(self._connection)
+            self._messages.put(None)  # only now may the thread close the connection
 
     def _start(self, tensor: torch.Tensor, *, sending: bool) -> Pending:
         pending = _SecurePending(tensor, self, sending=sending)

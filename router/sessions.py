@@ -82,6 +82,7 @@ class WorkerSession:
         self._outgoing: asyncio.Queue[worker_pb2.SessionRequest | None] = asyncio.Queue()
         """None ends the stream."""
         self._closing = asyncio.Event()
+        self._is_unreachable = False
 
     @property
     def connected(self) -> bool:
@@ -258,7 +259,9 @@ class WorkerSession:
         if was_connected:
             log.warning("lost worker %s (%s)", self.member.worker_id, reason)
         else:
-            log.debug("cannot reach worker %s (%s)", self.member.worker_id, reason)
+            level = logging.DEBUG if self._is_unreachable else logging.INFO  # once
+            log.log(level, "cannot reach worker %s (%s)", self.member.worker_id, reason)
+        self._is_unreachable = not was_connected
         for transfer_id, sink in lost.items():
             self._tell_lost(transfer_id, sink, reason)
         self._on_change()

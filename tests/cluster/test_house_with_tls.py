@@ -162,7 +162,11 @@ def test_commands_reach_workers_by_hand_with_certificates_only(
     secure = [*state, *settings_of(tls)]
     worker = tandem("decode-worker", "--id", "decode-a", *flags([*SETTINGS, model, *secure]))
     with child(worker) as started:
-        started.wait_for("decode-a ready")
+        address = started.wait_for("decode-a ready").split()[-1]
+        probe = command("probe", address, settings=secure)
+        assert (probe.returncode, probe.stdout) == (0, "SERVING\n"), probe.stderr
+        probe = command("probe", address, settings=state)
+        assert (probe.returncode, "no answer" in probe.stdout) == (1, True), probe.stderr
         audit = command("kv", "audit", settings=state)
         assert (audit.returncode, "UNAVAILABLE" in audit.stdout) == (1, True), audit.stdout
         audit = command("kv", "audit", settings=secure)
