@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import socket
 import ssl
 import struct
 import threading
@@ -89,7 +88,6 @@ class _SecureLink:
 
     def __init__(self, connection: ssl.SSLSocket) -> None:
         connection.settimeout(None)  # whoever waits has a deadline, and cuts the connection
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._connection = connection
         self._lock = threading.Lock()
         self._ended: TransferError | None = None

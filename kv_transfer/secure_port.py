@@ -98,6 +98,7 @@ class SecurePort:
             context = self._certificates.current().server_context
             with contextlib.suppress(OSError):  # it has gone meanwhile
                 raw.settimeout(_GREETING_TIMEOUT_S)
+                _send_at_once(raw)
                 connection = context.wrap_socket(
                     raw, server_side=True, do_handshake_on_connect=False
                 )
@@ -148,6 +149,7 @@ def dial_secure(
     context = certificates.current().client_context
     with contextlib.ExitStack() as stack:
         raw = stack.enter_context(socket.create_connection(address, timeout_s))
+        _send_at_once(raw)
         connection = context.wrap_socket(raw, server_hostname=certificates.name)
         stack.enter_context(connection)
         connection.sendall(_digest(name))
@@ -162,6 +164,11 @@ def cut(connection: ssl.SSLSocket) -> None:
     beside them."""
     with contextlib.suppress(OSError):
         socket.socket.shutdown(connection, socket.SHUT_RDWR)
+
+
+def _send_at_once(connection: socket.socket) -> None:
+    """Else a greeting takes 40 ms: a second small message waits until the first is acknowledged."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def _digest(name: str) -> bytes:
