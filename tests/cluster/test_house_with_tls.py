@@ -144,6 +144,16 @@ def test_a_worker_whose_certificates_are_wrong_does_not_start(
         house.worker(settings(model, *wrong), Phase.DECODE, MemoryStore())
 
 
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_worker_that_others_reach_says_at_its_start_if_it_is_not_protected(
+    model: str, tls: TlsConfig, caplog: pytest.LogCaptureFixture, secure: bool
+) -> None:
+    config = settings(model, "worker.host=0.0.0.0", *(settings_of(tls) if secure else ()))
+    with real_house() as house:
+        house.worker(config, Phase.DECODE, MemoryStore())
+    assert ("worker.host is 0.0.0.0 without tls.*" in caplog.text) is not secure
+
+
 def test_commands_reach_workers_by_hand_with_certificates_only(
     model: str, tls: TlsConfig, redis_url: str
 ) -> None:

@@ -90,6 +90,18 @@ def test_both_servers_show_the_certificate_and_take_nothing_in_the_clear(
     in_house(texts, tls, test)
 
 
+def test_a_front_door_that_others_reach_says_at_its_start_if_it_is_plain(
+    texts: Texts, tls: TlsConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run(**front: object) -> str:
+        caplog.clear()
+        async with house(texts, overrides={"router": {"grpc_host": "0.0.0.0", **front}}):
+            return caplog.text
+
+    assert "router.grpc_host is 0.0.0.0 without router.tls_certificate" in asyncio.run(run())
+    assert "plain" not in asyncio.run(run(tls_certificate=tls.certificate, tls_key=tls.key))
+
+
 def test_grpc_asks_clients_for_certificates_where_an_authority_for_them_is_named(
     texts: Texts, tls: TlsConfig, tmp_path: Path
 ) -> None:
