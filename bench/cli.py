@@ -8,6 +8,7 @@ from bench.attention_command import attention
 from bench.batching_command import batching
 from bench.chaos.command import chaos
 from bench.handoff_command import handoff
+from bench.kv_transfer_command import kv_transfer
 from bench.linears_command import linears
 from bench.peers.command import peers_app
 from bench.serve_command import serve
@@ -22,4 +23,5 @@ app = typer.Typer(
 )
 for verb in (serve, step, linears, attention, throughput, batching, handoff, suite, chaos):
     app.command()(verb)
+app.command("kv-transfer")(kv_transfer)
 app.add_typer(peers_app, name="peers")

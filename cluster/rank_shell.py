@@ -18,6 +18,7 @@ from engine.machine import select_device
 from engine.rank_group import GroupTimes, Membership
 from engine.rank_loop import RankLoop
 from engine.rendezvous import Rendezvous
+from kv_cache.first_touch import FirstTouch
 from kv_transfer.backend import make_links
 from kv_transfer.link import LinkMaker
 from protos.certificate_files import peer_certificates
@@ -80,7 +81,14 @@ class RankShell:
             raise
         member.kv_port.serve(rank.storage, self._links)
         member.enter_service()
-        return RankLoop(rank, member.plans, member.kv_port, lambda error: self._end(loop, error))
+        on_cpu = rank.storage.device.type == "cpu"
+        return RankLoop(
+            rank,
+            member.plans,
+            member.kv_port,
+            on_end=lambda error: self._end(loop, error),
+            taken=FirstTouch(rank.storage).taken if on_cpu else lambda _: None,
+        )
 
     def _end(self, loop: asyncio.AbstractEventLoop, error: BaseException | None) -> None:
         """From the rank loop's thread."""

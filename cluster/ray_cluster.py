@@ -140,7 +140,7 @@ class RayCluster:
 
     def _other_rank(self, spec: WorkerSpec, config: Config, rank: int) -> ActorSpec:
         name = f"{spec.worker_id}-rank-{rank}"
-        return ActorSpec(name, RankActor, (Home(name, self._log_dir), config, rank))
+        return ActorSpec(name, RankActor, (Home(name, self._log_dir), config, spec.role, rank))
 
     def _supervise_router(self, store: StoreRef) -> Supervisor:
         home = Home(ROUTER, self._log_dir)

@@ -8,20 +8,23 @@ import logging
 import os
 
 from cluster.own_address import with_own_address
+from cluster.priority import give_way
 from cluster.ray_actors import Home, Refusal, move_in
 from cluster.shell import End, Ready
 from core.config import Config
 from core.errors import TandemError
+from core.request import Phase
 from engine.rendezvous import Rendezvous
 
 log = logging.getLogger(__name__)
 
 
 class RankActor:
-    """Rank `rank` > 0 of a worker."""
+    """Rank `rank` > 0 of a worker of this role."""
 
-    def __init__(self, home: Home, config: Config, rank: int) -> None:
+    def __init__(self, home: Home, config: Config, role: Phase, rank: int) -> None:
         move_in(home, config)
+        give_way(config.worker, role)
         self._name = home.name
         self._config = config
         self._rank = rank

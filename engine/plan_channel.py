@@ -123,6 +123,7 @@ class PlanSender:
         self._answers_due: float | None = None
         self._unanswered: set[int] = set()
         self._stepping = False
+        self._num_settled = 0
         self._thread: threading.Thread | None = None
         for connection in connections:
             connection.settimeout(timeout_s)
@@ -135,17 +136,27 @@ class PlanSender:
         )
         self._thread.start()
 
+    @property
+    def num_settled(self) -> int:
+        """Plans sent so far, but for a step under way. Any thread may ask.
+
+        A rank that has followed as many has in its KV whatever the leader knows to be there.
+        """
+        return self._num_settled
+
     def send(self, message: PlanMessage) -> None:
         """To every rank. Raises WorkerLostError."""
         self._send_frame(encode(message))
+        self._num_settled += 1
 
     @contextlib.contextmanager
     def step(self, message: PlanMessage) -> Iterator[None]:
         """Sends the message; within the block ranks compute with us and owe no answer."""
         self._stepping = True
         try:
-            self.send(message)
+            self._send_frame(encode(message))
             yield
+            self._num_settled += 1
         finally:
             self._answers_due = time.monotonic() + self._timeout_s
             self._stepping = False

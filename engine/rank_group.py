@@ -96,6 +96,7 @@ class GroupHost:
             addresses,
             bytes.fromhex(at.token),
             lambda link_id, seq, blocks: plans.send(Unpack(link_id, seq, tuple(blocks))),
+            lambda: plans.num_settled,
         )
         return LeaderGroup(TensorParallel(0, at.size, group), group, plans, ranks, times.step_s)
 

@@ -12,14 +12,18 @@ from collections.abc import Callable
 
 from engine.builder import Rank
 from engine.plan_channel import PlanReceiver
-from engine.plan_message import CopyBlocks, Step, Stop, Unpack
+from engine.plan_message import CopyBlocks, PlanMessage, Step, Stop, Unpack
 from kv_transfer.rank_port import RankPort
 
 log = logging.getLogger(__name__)
 
 
 class RankLoop:
-    """Follows the plans of one leader. `on_end` is told why it ended, from its thread."""
+    """Follows the plans of one leader.
+
+    From its thread, `on_end` is told why it ended, and `taken` of the last block that a plan needs,
+    before the plan is followed.
+    """
 
     def __init__(
         self,
@@ -27,11 +31,13 @@ class RankLoop:
         plans: PlanReceiver,
         port: RankPort,
         on_end: Callable[[BaseException | None], None],
+        taken: Callable[[int], None],
     ) -> None:
         self._rank = rank
         self._plans = plans
         self._port = port
         self._on_end = on_end
+        self._taken = taken
         self._thread = threading.Thread(target=self._run, name="tandem-rank-loop", daemon=True)
 
     def start(self) -> None:
@@ -55,7 +61,9 @@ class RankLoop:
         self._on_end(error)
 
     def _follow(self) -> bool:
-        match self._plans.receive():
+        plan = self._plans.receive()
+        self._taken(last_block(plan))
+        match plan:
             case Step(step):
                 self._rank.runner.compute(step)
             case CopyBlocks(pairs):
@@ -64,4 +72,18 @@ class RankLoop:
                 self._port.unpack(link_id, seq, blocks)
             case Stop():
                 return False
+        self._port.followed()
         return True
+
+
+def last_block(plan: PlanMessage) -> int:
+    """The highest number of a block that a plan needs; -1 if it needs none."""
+    match plan:
+        case Step(step):
+            return int(step.block_tables.max(initial=-1))
+        case CopyBlocks(pairs):
+            return max((target for _, target in pairs), default=-1)
+        case Unpack(_, _, blocks):
+            return max(blocks, default=-1)
+        case Stop():
+            return -1

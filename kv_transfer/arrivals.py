@@ -4,9 +4,9 @@ expect     the control stream announced a message, or a close after the messages
 post       its receive, into its own slot, as soon as it is known, on all ranks
 wait       for the oldest, on all ranks, at most timeout_s: it was announced, so it is owed
 verify     checksums, if P sent any: a message that arrived otherwise fails its pull
-deliver    to the step loop, or throw away what nobody wants any more
-release    by the step loop: the slot is free, and everything up to the first slot still in use
-           is acknowledged
+deliver    part by part to the step loop, or throw away what nobody wants any more
+release    by the step loop: with its last part a slot is free, and everything up to the first slot
+           still in use is acknowledged
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from kv_transfer.checksum import checksum
 from kv_transfer.events import BlocksArrived, FirstToken
 from kv_transfer.link import Pending
 from kv_transfer.link_plan import LinkPlan
+from kv_transfer.parts import parts_of
 from kv_transfer.pull_registry import PullRegistry
 from kv_transfer.rank_link import RankArrival, RankLink
 from kv_transfer.staging import Lane, Staging, assemble
@@ -57,9 +58,13 @@ class AnnouncedClose:
 
 @dataclass(frozen=True, slots=True)
 class _Posted:
-    """A message that is awaited, here and on the other ranks; or a close in its place."""
+    """Blocks of a message that are awaited, here and on the other ranks; or a close in its place.
+
+    `blocks` counts within the message.
+    """
 
     item: Announced | AnnouncedClose
+    blocks: range = range(0)
     here: Sequence[Pending] = ()
     elsewhere: Sequence[RankArrival] = ()
 
@@ -100,8 +105,10 @@ class Arrivals:
         self._num_announced = 0
         self._num_acked = 0
         self._released: set[int] = set()
-        self._delivered: set[int] = set()
-        """Messages that the step loop has not released."""
+        self._num_unreleased: dict[int, int] = {}
+        """Parts of each message that are awaited, or that the step loop has not released."""
+        self._delivered: set[tuple[int, int]] = set()
+        """Parts that the step loop has not released: message, and first block within it."""
         self._when_released: Callable[[], None] | None = None
 
     def expect(self, item: Announced | AnnouncedClose) -> None:
@@ -137,14 +144,14 @@ class Arrivals:
         posted: deque[_Posted] = deque()
         while True:
             for item in self._take(wait=not posted):
-                posted.append(_post(lanes, others, item))
+                posted.extend(self._post(lanes, others, item))
             if posted:
                 oldest = posted.popleft()
                 # Others first: a rank that is lost shows at once
                 intact = [arrival.wait() for arrival in oldest.elsewhere]
                 for pending in oldest.here:
                     pending.wait(self._timeout_s)
-                self._deliver(oldest.item, lanes, whole, all(intact))
+                self._deliver(oldest, lanes, whole, all(intact))
 
     def _check(self, item: Announced) -> None:
         in_order = item.seq == self._num_announced + 1
@@ -169,51 +176,76 @@ class Arrivals:
             self._expected.clear()
             return items
 
+    def _post(
+        self, lanes: Sequence[Lane], others: Sequence[RankLink], item: Announced | AnnouncedClose
+    ) -> list[_Posted]:
+        """Starts all receives of a message. One with checksums, which are of all, comes whole."""
+        if isinstance(item, AnnouncedClose):
+            return [_Posted(item)]
+        seq, num_blocks, sums = item.seq, item.num_blocks, item.checksums
+        elsewhere = [
+            other.receive(seq, num_blocks, tuple(sums[spec.index] for spec in other.lanes if sums))
+            for other in others
+        ]
+        slots = [(lane.link, lane.staging.slot(seq, num_blocks)) for lane in lanes]
+        parts = [
+            _Posted(item, part, [link.recv(slot[part.start : part.stop]) for link, slot in slots])
+            for part in parts_of(self._plan, num_blocks)
+        ]
+        if sums or elsewhere:
+            here = [pending for part in parts for pending in part.here]
+            parts = [_Posted(item, range(num_blocks), here, elsewhere)]
+        self._num_unreleased[seq] = len(parts)
+        return parts
+
     def _deliver(
-        self,
-        item: Announced | AnnouncedClose,
-        lanes: Sequence[Lane],
-        whole: Staging | None,
-        intact_elsewhere: bool,
+        self, posted: _Posted, lanes: Sequence[Lane], whole: Staging | None, intact_elsewhere: bool
     ) -> None:
+        item, blocks = posted.item, posted.blocks
         if isinstance(item, AnnouncedClose):
             age_s = self._clock.now() - item.chunk_ended_at
             self._registry.closed(self._link_id, item.transfer_id, item.first_tokens, age_s)
             return
-        self._stats.message(item.size_bytes)
+        if blocks.stop == item.num_blocks:
+            self._stats.message(item.size_bytes)
+        with self._changed:
+            self._delivered.add((item.seq, blocks.start))
         if not (intact_elsewhere and _is_intact(item, lanes)):
             self._corrupted(item)
             return
+        message = assemble(lanes, whole, item.seq, item.num_blocks)
         event = BlocksArrived(
             item.transfer_id,
-            item.first_block,
-            item.num_blocks,
-            assemble(lanes, whole, item.seq, item.num_blocks),
-            partial(self._release, item.seq),
+            item.first_block + blocks.start,
+            len(blocks),
+            message[blocks.start : blocks.stop],
+            partial(self._release, item.seq, blocks.start),
             partial(self._others_unpack, item.seq),
         )
-        with self._changed:
-            self._delivered.add(item.seq)
         if not self._registry.arrived(self._link_id, event):
-            self._release(item.seq)
+            self._release(item.seq, blocks.start)
 
     def _corrupted(self, item: Announced) -> None:
         """Fails the pull before its blocks are touched. The link is sound: sizes were right."""
         message = f"blocks from {item.first_block} on arrived with other bytes than P sent"
         self._registry.failed(self._link_id, item.transfer_id, "corrupt", message)
         self._give_up(item.transfer_id)
-        self._release(item.seq)
+        self._release(item.seq, 0)
 
-    def _release(self, seq: int) -> None:
-        """The slot of message `seq` is free. Idempotent."""
+    def _release(self, seq: int, first_block: int) -> None:
+        """The message's blocks from this one on are out of its slot. Idempotent."""
         action = None
         with self._changed:
-            self._delivered.discard(seq)
-            if not self._delivered:
-                action, self._when_released = self._when_released, None
-            if seq > self._num_acked:
+            if (seq, first_block) not in self._delivered:
+                return
+            self._delivered.remove((seq, first_block))
+            self._num_unreleased[seq] -= 1
+            if not self._num_unreleased[seq]:
+                del self._num_unreleased[seq]
                 self._released.add(seq)
                 self._acknowledge_in_order()
+            if not self._delivered:
+                action, self._when_released = self._when_released, None
         if action is not None:
             action()
 
@@ -224,20 +256,6 @@ class Arrivals:
             self._released.remove(self._num_acked)
         if self._num_acked > num_acked:
             self._acknowledge(self._num_acked)
-
-
-def _post(
-    lanes: Sequence[Lane], others: Sequence[RankLink], item: Announced | AnnouncedClose
-) -> _Posted:
-    if isinstance(item, AnnouncedClose):
-        return _Posted(item)
-    seq, num_blocks, sums = item.seq, item.num_blocks, item.checksums
-    elsewhere = [
-        other.receive(seq, num_blocks, tuple(sums[spec.index] for spec in other.lanes if sums))
-        for other in others
-    ]
-    here = [lane.link.recv(lane.staging.slot(seq, num_blocks)) for lane in lanes]
-    return _Posted(item, here, elsewhere)
 
 
 def _is_intact(item: Announced, lanes: Sequence[Lane]) -> bool:

@@ -4,7 +4,7 @@
     PULLING   D's pull is open; granted blocks become messages; until the request's deadline
     CLOSED    everything and the first tokens are announced; only acknowledgements are owed, each
               of them within `lease_s` of the one before
-    ENDING    over, but a message is being packed from its blocks right now
+    ENDING    over, but messages are still to be packed from its blocks
     ENDED     `LeaseEnded` was returned, once; only the id and the outcome are remembered
 
 `close` may come while OFFERED: a short prompt is computed before D's pull arrives.
@@ -35,7 +35,7 @@ class LeaseState(enum.Enum):
 _LEGAL = {
     LeaseState.OFFERED: {LeaseState.PULLING, LeaseState.ENDED},
     LeaseState.PULLING: {LeaseState.CLOSED, LeaseState.ENDING, LeaseState.ENDED},
-    LeaseState.CLOSED: {LeaseState.ENDED},
+    LeaseState.CLOSED: {LeaseState.ENDING, LeaseState.ENDED},
     LeaseState.ENDING: {LeaseState.ENDED},
     LeaseState.ENDED: set(),
 }
@@ -85,7 +85,8 @@ class _Lease:
     closing: Closing | None = None
     link_id: str | None = None
     last_seq: int = 0
-    pinned: bool = False
+    num_pinned: int = 0
+    """Pieces that were taken and are not packed yet."""
     outcome: LeaseOutcome | None = None
 
     @property
@@ -184,7 +185,8 @@ class LeaseTable:
     def next_due(self, link_id: str) -> Piece | Closing | None:
         """What the link sends next: the oldest pull that has something goes first.
 
-        A piece pins its lease until `packed`; a closing must be announced, then `closed`.
+        A piece pins its lease until `packed`, and must be `announced` before or after; a closing
+        must be told, then `closed`.
         """
         link = self._links[link_id]
         may_send = link.num_announced - link.num_acked < link.max_inflight
@@ -199,27 +201,42 @@ class LeaseTable:
                 return lease.closing
         return None
 
-    def packed(self, transfer_id: str) -> LeaseEnded | None:
-        """The pinned piece is in staging; if its lease ended meanwhile, its message is not sent."""
+    def announced(self, transfer_id: str) -> bool:
+        """A piece that was taken gets its number, packed or not: its message is owed from now on.
+
+        False if its lease ended while it was pinned: then nothing is announced.
+        """
         lease = self._live[transfer_id]
-        assert lease.pinned
-        lease.pinned = False
         if lease.state is LeaseState.ENDING:
-            assert lease.outcome is not None
-            return self._finish(lease, lease.outcome)
+            return False
         link = self._link(lease)
         link.num_announced += 1
         lease.last_seq = link.num_announced
-        return None
+        return True
+
+    def packed(self, transfer_id: str) -> LeaseEnded | None:
+        """A pinned piece is in staging, or isn't wanted any more."""
+        lease = self._live[transfer_id]
+        assert lease.num_pinned > 0
+        lease.num_pinned -= 1
+        if lease.num_pinned:
+            return None
+        if lease.state is LeaseState.ENDING:
+            assert lease.outcome is not None
+            return self._finish(lease, lease.outcome)
+        # D may have been faster than our thread
+        return self._finish(lease, LeaseOutcome.COMPLETED) if self._is_done(lease) else None
 
     def closed(self, transfer_id: str, *, now: float) -> LeaseEnded | None:
         """The closing was announced; without a message owed, that completes the lease."""
         lease = self._live[transfer_id]
         self._move(lease, LeaseState.CLOSED)
         lease.deadline = min(lease.hard_deadline, now + self._lease_s)
-        if lease.last_seq <= self._link(lease).num_acked:
-            return self._finish(lease, LeaseOutcome.COMPLETED)
-        return None
+        return self._finish(lease, LeaseOutcome.COMPLETED) if self._is_done(lease) else None
+
+    def is_over(self, transfer_id: str) -> bool:
+        """Whether nobody wants what is still pinned."""
+        return self._live[transfer_id].state is LeaseState.ENDING
 
     def acked(self, link_id: str, seq: int, *, now: float) -> list[LeaseEnded]:
         """D is done with every message up to `seq`; TransferError (corrupt) for one never sent."""
@@ -233,7 +250,7 @@ class LeaseTable:
         for lease in list(link.pulls.values()):
             if lease.state is not LeaseState.CLOSED:
                 continue
-            if lease.last_seq <= seq:
+            if self._is_done(lease):
                 ended.append(self._finish(lease, LeaseOutcome.COMPLETED))
             else:
                 lease.deadline = min(lease.hard_deadline, now + self._lease_s)
@@ -247,7 +264,7 @@ class LeaseTable:
     def end(self, transfer_id: str, outcome: LeaseOutcome) -> LeaseEnded | None:
         """Ends a lease. Idempotent; cancelling an id not offered yet refuses it for ever.
 
-        Returns None if there is nothing to end, or if a piece is being packed: then `packed` does.
+        Returns None if there is nothing to end, or if a piece is pinned: then `packed` does.
         """
         lease = self._live.get(transfer_id)
         if lease is None:
@@ -256,7 +273,7 @@ class LeaseTable:
             return None
         if lease.state is LeaseState.ENDING:
             return None
-        if lease.pinned:
+        if lease.num_pinned:
             lease.outcome = outcome
             self._move(lease, LeaseState.ENDING)
             return None
@@ -293,6 +310,11 @@ class LeaseTable:
         self._remember(lease.transfer_id, outcome)
         return LeaseEnded(lease.transfer_id, outcome)
 
+    def _is_done(self, lease: _Lease) -> bool:
+        """Everything was told, packed and acknowledged."""
+        is_acked = lease.last_seq <= self._link(lease).num_acked
+        return lease.state is LeaseState.CLOSED and is_acked and not lease.num_pinned
+
     def _link(self, lease: _Lease) -> _Link:
         assert lease.link_id is not None
         return self._links[lease.link_id]
@@ -300,7 +322,7 @@ class LeaseTable:
     def _move(self, lease: _Lease, state: LeaseState) -> None:
         """The only place where a lease changes state."""
         assert state in _LEGAL[lease.state], f"{lease.transfer_id}: {lease.state} to {state}"
-        assert state is not LeaseState.ENDED or not lease.pinned
+        assert state is not LeaseState.ENDED or not lease.num_pinned
         lease.state = state
 
     def _remember(self, transfer_id: str, outcome: LeaseOutcome) -> None:
@@ -326,6 +348,6 @@ def _take_piece(lease: _Lease, link: _Link) -> Piece:
     first = lease.next_block
     end = min(lease.granted_end, first + link.max_blocks)
     lease.next_block = end
-    lease.pinned = True
+    lease.num_pinned += 1
     blocks = lease.blocks[first - lease.first_block : end - lease.first_block]
     return Piece(link.num_announced + 1, lease.transfer_id, first, tuple(blocks))

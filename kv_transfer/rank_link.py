@@ -4,12 +4,15 @@ A link has a connection of its own to each rank that takes part in it (rank_port
 orders go out, replies come back in their order. The link's thread gives orders and waits for
 replies; `wake` alone may come from elsewhere.
 
-When D may use a slot again: what D's leader has unpacked, its ranks unpack too, each as its plans
-come to it. A slot is acknowledged to P by the leader alone, so the slots of the other ranks are
-guarded by a count. The leader counts unpackings as it sends them to the ranks, before it
-acknowledges. The order to receive into a slot again follows the acknowledgement of what lay there,
-so the count at that moment includes its unpacking, if it had one; and a rank receives only once it
-has done as many. It can't wait for ever: those unpackings are on their way already.
+Ranks follow plans in their own time, and the leader may be ahead of them: orders of links come on
+another connection than plans. So every order says how many plans must have been followed before it
+is carried out: as many as the leader had sent when it gave the order, but for a step it was itself
+still in. A rank can't wait for ever: those plans are on their way already.
+
+    P   blocks are granted after the step that computed them. A leader can end a step of which no
+        row is sampled before the others have written their last layer: nothing is left to sum
+    D   a slot is acknowledged to P by the leader alone, after it has sent the plan to unpack it;
+        the order to receive into that slot again follows the acknowledgement
 """
 
 from __future__ import annotations
@@ -58,12 +61,16 @@ class OtherRanks:
         addresses: Sequence[RankAddress] = (),
         token: bytes = b"",
         order_unpack: Callable[[str, int, Sequence[int]], None] = lambda *_: None,
+        num_settled: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`order_unpack(link_id, seq, blocks)` reaches all of them in order with their steps."""
+        """`order_unpack(link_id, seq, blocks)` reaches all of them in order with their steps.
+
+        `num_settled` counts the plans sent to them, but for a step under way.
+        """
         self._addresses = {address.rank: address for address in addresses}
         self._token = token
         self._order_unpack = order_unpack
-        self._num_unpacks = 0
+        self._num_settled = num_settled
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -75,7 +82,6 @@ class OtherRanks:
         Belongs to the step loop. Raises WorkerLostError.
         """
         if self._addresses:
-            self._num_unpacks += 1
             self._order_unpack(link_id, seq, blocks)
 
     def open(self, rank: int, order: OpenLanes) -> RankLink:
@@ -83,7 +89,7 @@ class OtherRanks:
         address = self._addresses.get(rank)
         if address is None:
             raise TransferError(f"the group has no rank {rank}", reason="incompatible")
-        return RankLink(address, self._token, order, lambda: self._num_unpacks)
+        return RankLink(address, self._token, order, self._num_settled)
 
 
 class RankLink:
@@ -94,10 +100,10 @@ class RankLink:
         address: RankAddress,
         token: bytes,
         order: OpenLanes,
-        num_unpacks: Callable[[], int],
+        num_settled: Callable[[], int],
     ) -> None:
         self._name = f"rank {address.rank}"
-        self._num_unpacks = num_unpacks
+        self._num_settled = num_settled
         try:
             self._socket = socket.create_connection((address.host, address.port), order.timeout_s)
         except OSError as error:
@@ -125,7 +131,7 @@ class RankLink:
     # P
 
     def pack(self, seq: int, blocks: Sequence[int]) -> None:
-        self._order(PackBlocks(seq, tuple(blocks)))
+        self._order(PackBlocks(seq, tuple(blocks), self._num_settled()))
 
     def packed(self, seq: int) -> tuple[int, ...]:
         """Waits until the blocks asked for last are not read any more; checksums, if any."""
@@ -139,7 +145,7 @@ class RankLink:
     # D
 
     def receive(self, seq: int, num_blocks: int, checksums: tuple[int, ...]) -> RankArrival:
-        self._order(ReceiveMessage(seq, num_blocks, checksums, self._num_unpacks()))
+        self._order(ReceiveMessage(seq, num_blocks, checksums, self._num_settled()))
         return RankArrival(self, seq)
 
     def arrived(self, seq: int) -> bool:
@@ -163,7 +169,7 @@ class RankLink:
     def forget(self) -> None:
         """Nothing is left to be unpacked from its staging: frees everything."""
         with contextlib.suppress(OSError):
-            send_frame(self._socket, encode(Forget(self._num_unpacks())))
+            send_frame(self._socket, encode(Forget(self._num_settled())))
         self._socket.close()
 
     def _order(self, order: Order) -> None:

@@ -52,8 +52,11 @@ class OpenLanes:
 
 @dataclass(frozen=True, slots=True)
 class PackBlocks:
+    """The blocks are complete once the rank has followed `after_plans` plans."""
+
     seq: int
     blocks: tuple[int, ...]
+    after_plans: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +69,13 @@ class SendMessage:
 class ReceiveMessage:
     """`checksums` are of this rank's lanes, in their order; none: they are not verified.
 
-    The slot is free once the rank has done `after_unpacks` unpackings of plans.
+    The slot is free once the rank has followed `after_plans` plans.
     """
 
     seq: int
     num_blocks: int
     checksums: tuple[int, ...]
-    after_unpacks: int
+    after_plans: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +85,9 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Staging may go once the rank has done `after_unpacks` unpackings of plans."""
+    """Staging may go once the rank has followed `after_plans` plans."""
 
-    after_unpacks: int
+    after_plans: int
 
 
 @dataclass(frozen=True, slots=True)

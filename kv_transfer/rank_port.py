@@ -3,6 +3,7 @@
 connect   whoever does not say the group's token first is cut off
 link      a thread reads orders, another one carries them out (rank_share.py)
 unpack    by the rank loop, when its plans say so
+followed  by the rank loop after every plan: some orders wait for so many
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from core.frames import read_exactly, read_frame
 from kv_cache.storage import KVStorage
 from kv_transfer.link import LinkMaker
 from kv_transfer.rank_orders import Abort, Forget, OpenLanes, Order, Reply, decode
-from kv_transfer.rank_share import RankShare, UnpackCount
+from kv_transfer.rank_share import PlanCount, RankShare
 
 _LOG = logging.getLogger(__name__)
 
@@ -28,14 +29,14 @@ _HELLO_TIMEOUT_S = 10.0
 
 
 class RankPort:
-    """All links of one rank. `serve` once; `unpack` belongs to the rank loop."""
+    """All links of one rank. `serve` once; `unpack` and `followed` belong to the rank loop."""
 
     def __init__(self, host: str, token: bytes) -> None:
         family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
         self._socket = socket.create_server((host, 0), family=family)
         self.port: int = self._socket.getsockname()[1]
         self._token = token
-        self._unpacks = UnpackCount()
+        self._plans = PlanCount()
         self._lock = threading.Lock()
         self._shares: dict[str, RankShare] = {}
         self._connections: set[socket.socket] = set()
@@ -52,7 +53,10 @@ class RankPort:
         with self._lock:
             share = self._shares[link_id]
         share.unpack(seq, blocks)
-        self._unpacks.add()
+
+    def followed(self) -> None:
+        """One more plan of the leader's is done."""
+        self._plans.add()
 
     @property
     def num_links(self) -> int:
@@ -65,6 +69,7 @@ class RankPort:
         with self._lock:
             self._closed = True
             connections = list(self._connections)
+        self._plans.end()
         for each in (self._socket, *connections):
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)  # wakes a waiting thread, as closing does not
@@ -92,9 +97,7 @@ class RankPort:
             try:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 connection.settimeout(None)  # the group's heartbeats tell whether the leader lives
-                self._follow(
-                    connection, RankShare(order, connection, storage, maker, self._unpacks)
-                )
+                self._follow(connection, RankShare(order, connection, storage, maker, self._plans))
             finally:
                 with self._lock:
                     self._connections.discard(connection)
@@ -112,7 +115,7 @@ class RankPort:
                 if isinstance(order, Abort):
                     share.abort()
                 elif isinstance(order, Forget):
-                    self._unpacks.wait_for(order.after_unpacks)
+                    self._plans.wait_for(order.after_plans)
                     forgotten = True
                 else:
                     share.take(order)

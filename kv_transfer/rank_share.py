@@ -1,6 +1,7 @@
 """One link's share on a rank that follows a leader: data links, and the thread that moves bytes.
 
-    P   pack into a slot > tell > send when told; with nothing to do, wait for the oldest send
+    P   pack into a slot, once its blocks are complete here > tell > send when told; with nothing
+        to do, wait for the oldest send
     D   receive what is announced, each into its slot as soon as that is free > tell
         the rank loop unpacks (rank_port.py)
 
@@ -40,16 +41,23 @@ from kv_transfer.rank_orders import (
 from kv_transfer.staging import BlockFormat, StagingSize
 
 
-class UnpackCount:
-    """How many unpackings this rank has done of those in its plans. Thread-safe."""
+class PlanCount:
+    """How many plans of its leader this rank has followed. Thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._count = 0
+        self._ended = False
 
     def add(self) -> None:
         with self._changed:
             self._count += 1
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        """No more will be followed: ends all waits."""
+        with self._changed:
+            self._ended = True
             self._changed.notify_all()
 
     def has(self, count: int) -> bool:
@@ -57,10 +65,12 @@ class UnpackCount:
             return self._count >= count
 
     def wait_for(self, count: int, timeout_s: float | None = None) -> None:
-        """Until so many are done. Raises TransferError (timeout)."""
+        """Until so many are done. Raises TransferError (timeout or peer_lost)."""
         with self._changed:
-            if not self._changed.wait_for(lambda: self._count >= count, timeout_s):
+            if not self._changed.wait_for(lambda: self._ended or self._count >= count, timeout_s):
                 raise TransferError("plans did not come in time", reason="timeout")
+            if self._count < count:
+                raise TransferError("the rank follows no more plans", reason="peer_lost")
 
 
 class RankShare:
@@ -72,14 +82,14 @@ class RankShare:
         connection: socket.socket,
         storage: KVStorage,
         maker: LinkMaker,
-        unpacks: UnpackCount,
+        plans: PlanCount,
     ) -> None:
         self.link_id = order.link_id
         self._order = order
         self._connection = connection
         self._storage = storage
         self._maker = maker
-        self._unpacks = unpacks
+        self._plans = plans
         self._lanes = Lanes()
         self._orders: queue.SimpleQueue[Order | Reply | None] = queue.SimpleQueue()
         name = "tandem-kv-send" if order.sends else "tandem-kv-receive"
@@ -148,7 +158,8 @@ class RankShare:
         while True:
             order = self._next(wait=not sending)
             match order:
-                case PackBlocks(seq, blocks):
+                case PackBlocks(seq, blocks, after_plans):
+                    self._plans.wait_for(after_plans, self._order.timeout_s)
                     self._reply(Packed(seq, self._pack(seq, blocks)))
                 case SendMessage(seq, num_blocks):
                     sending.append(
@@ -173,7 +184,7 @@ class RankShare:
                 assert isinstance(order, ReceiveMessage), order
                 ordered.append(order)
             # What has been posted is owed first: only without that is a slot worth waiting for
-            while ordered and (not posted or self._unpacks.has(ordered[0].after_unpacks)):
+            while ordered and (not posted or self._plans.has(ordered[0].after_plans)):
                 posted.append((ordered[0], self._post(ordered[0])))
                 ordered.popleft()
             message, pending_shares = posted.popleft()
@@ -182,7 +193,7 @@ class RankShare:
             self._reply(Arrived(message.seq, self._is_intact(message)))
 
     def _post(self, order: ReceiveMessage) -> list[Pending]:
-        self._unpacks.wait_for(order.after_unpacks, self._order.timeout_s)
+        self._plans.wait_for(order.after_plans, self._order.timeout_s)
         return [x.link.recv(x.staging.slot(order.seq, order.num_blocks)) for x in self._lanes]
 
     def _is_intact(self, message: ReceiveMessage) -> bool:

@@ -1,7 +1,7 @@
 """P's side of all transfers: leases, shared by the step loop, the links, and time.
 
     step loop    offer > grant ... > close or finish, or cancel at any moment    returns at once
-    links        attach > open_pull, next_piece > announce ..., acked > detach
+    links        attach > open_pull, next_piece > announce > packed ..., acked > detach
     time         a thread that ends leases when their deadline comes, busy scheduler or not
 
 `on_event` gets one LeaseEnded for every offered lease, whoever ended it, and never while a message
@@ -208,14 +208,34 @@ class Sender:
     def announce(
         self, link_id: str, piece: Piece, size_bytes: int, checksums: Sequence[int] = ()
     ) -> bool:
-        """The piece is packed: announces its message. False: its lease ended, send nothing."""
+        """Announces the piece's message, which is owed from now on, packed or not.
+
+        False: its lease ended, send nothing.
+        """
+        with self._changed:
+            announced = self._leases.announced(piece.transfer_id)
+            if announced:
+                self._links[link_id].tell(wire.message(piece, size_bytes, checksums))
+            return announced
+
+    def is_wanted(self, piece: Piece) -> bool:
+        """False if the lease ended: then the bytes of what is announced do not matter."""
+        with self._changed:
+            return not self._leases.is_over(piece.transfer_id)
+
+    def packed(self, piece: Piece) -> None:
+        """The piece's blocks are not read any more."""
+        with self._changed:
+            self._over(self._leases.packed(piece.transfer_id))
+
+    def announce_packed(
+        self, link_id: str, piece: Piece, size_bytes: int, checksums: Sequence[int]
+    ) -> bool:
+        """Both at once, so that what ended while it was packed is not announced."""
         with self._changed:
             ended = self._leases.packed(piece.transfer_id)
-            if ended is not None:
-                self._on_event(ended)
-                return False
-            self._links[link_id].tell(wire.message(piece, size_bytes, checksums))
-            return True
+            self._over(ended)
+            return ended is None and self.announce(link_id, piece, size_bytes, checksums)
 
     def _next_piece(self, link_id: str) -> Piece | None:
         due = self._leases.next_due(link_id)

@@ -1,14 +1,15 @@
 """P's end of the link to one D: a thread that packs, announces and sends.
 
 connect   hear where all ranks wait > welcome D > the data links of all ranks, within timeout_s
-serve     next piece > pack into its slot, on all ranks > announce > start sending; with nothing to
-          pack, wait for the oldest send; D's acknowledgements free slots
+serve     all pieces that are due > announce > pack the first into its slot, part by part, and start
+          sending each; with nothing to pack, wait for the oldest send; D's acknowledgements free
+          slots. With several ranks or checksums: pack on all ranks > announce > start sending
 fail      stream ended, data link broke, a deadline passed, or P stops: leases pulled over this
           link end, the data links and the stream are closed
 
 The leader's thread is this one; other ranks have theirs (rank_share.py), which it drives. A piece
-is granted after the step that computed it, to whose last sum all ranks have contributed: so its
-KV is complete everywhere. It is announced, and its blocks may go, when all ranks have packed.
+is granted after the leader's share of the step that computed it; another rank packs once it has
+done its own (rank_link.py). It is announced, and its blocks may go, when all ranks have packed.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from kv_transfer.leases import Piece
 from kv_transfer.link import DataLink, LinkMaker, Pending, Rendezvous
 from kv_transfer.link_plan import LinkPlan, lane_name
 from kv_transfer.outbox import Outbox
+from kv_transfer.parts import parts_of
 from kv_transfer.rank_link import OtherRanks, RankLink
 from kv_transfer.rank_orders import OpenLanes
 from kv_transfer.sender import Sender
@@ -178,27 +180,83 @@ class SenderLink:
                 raise TransferError("the link closed while it was made", reason="peer_lost")
 
     def _serve(self) -> None:
+        owed: deque[Piece] = deque()
+        try:
+            self._serve_until_it_fails(owed)
+        finally:
+            for piece in owed:
+                self._sender.packed(piece)
+
+    def _serve_until_it_fails(self, owed: deque[Piece]) -> None:
+        """`owed` are pieces that are announced and not packed: never left behind."""
         sending: deque[list[Pending]] = deque()
         while True:
-            piece = self._sender.next_piece(self.link_id, wait=not sending)
-            if piece is not None:
-                self._send(piece, sending)
-            full = len(sending) == self._plan.size.num_slots
-            if sending and (piece is None or full):
-                for pending in sending.popleft():
-                    pending.wait(self._timeout_s)
+            piece = self._sender.next_piece(self.link_id, wait=not owed and not sending)
+            if piece is not None and self._announces_first:
+                self._owe(piece, owed)
+            elif piece is not None or owed:
+                self._send(piece or owed.popleft(), sending)
+            elif sending:
+                self._wait(sending.popleft())
+
+    @property
+    def _announces_first(self) -> bool:
+        """Before packing, which then overlaps with D's getting ready.
+
+        Not with checksums, which are of what was packed; nor with several data links, since other
+        ranks say when they have packed.
+        """
+        return len(self._plan.routes) == 1 and not self._verify
+
+    def _owe(self, piece: Piece, owed: deque[Piece]) -> None:
+        if self._sender.announce(self.link_id, piece, self._size_bytes(piece)):
+            owed.append(piece)
+        else:
+            self._sender.packed(piece)
 
     def _send(self, piece: Piece, sending: deque[list[Pending]]) -> None:
-        num_blocks = len(piece.blocks)
-        size_bytes = num_blocks * self._plan.bytes_per_block
-        if not self._pack(piece, size_bytes):
+        if len(sending) == self._plan.size.num_slots:  # its slot is the oldest one's
+            self._wait(sending.popleft())
+        if self._announces_first:
+            sending.append(self._pack_and_send(piece))
+        elif self._pack(piece):
+            sending.append(self._send_packed(piece))
+        else:
             return
+        self._stats.message(self._size_bytes(piece))
+
+    def _wait(self, message: list[Pending]) -> None:
+        for pending in message:
+            pending.wait(self._timeout_s)
+
+    def _size_bytes(self, piece: Piece) -> int:
+        return len(piece.blocks) * self._plan.bytes_per_block
+
+    def _pack_and_send(self, piece: Piece) -> list[Pending]:
+        """Part by part. What nobody wants any more is owed all the same, whatever its bytes."""
+        (lane,) = self._lanes
+        slot = lane.staging.slot(piece.seq, len(piece.blocks))
+        pending: list[Pending] = []
+        try:
+            self._fault_before_packing()
+            for part in parts_of(self._plan, len(piece.blocks)):
+                out = slot[part.start : part.stop]
+                if self._sender.is_wanted(piece):
+                    self._storage.pack(piece.blocks[part.start : part.stop], lane.heads, out=out)
+                pending.append(lane.link.send(out))
+        finally:
+            self._sender.packed(piece)
+        return pending
+
+    def _send_packed(self, piece: Piece) -> list[Pending]:
+        num_blocks = len(piece.blocks)
         for other in self._others:
             other.send(piece.seq, num_blocks)
-        sending.append([x.link.send(x.staging.slot(piece.seq, num_blocks)) for x in self._lanes])
-        self._stats.message(size_bytes)
+        slots = [(lane.link, lane.staging.slot(piece.seq, num_blocks)) for lane in self._lanes]
+        parts = parts_of(self._plan, num_blocks)
+        return [link.send(slot[part.start : part.stop]) for link, slot in slots for part in parts]
 
-    def _pack(self, piece: Piece, size_bytes: int) -> bool:
+    def _pack(self, piece: Piece) -> bool:
         """Copies and announces; False if the lease ended meanwhile. Its blocks are free after."""
         packed = False
         checksums: dict[int, int] = {}
@@ -219,7 +277,9 @@ class SenderLink:
             if not packed:  # ends the lease first, so that nothing is announced
                 self.fail("corrupt", "the blocks could not be packed")
             in_order = [checksums[index] for index in sorted(checksums)]
-            announced = self._sender.announce(self.link_id, piece, size_bytes, in_order)
+            announced = self._sender.announce_packed(
+                self.link_id, piece, self._size_bytes(piece), in_order
+            )
         return announced
 
     def _fault_before_packing(self) -> None:

@@ -34,7 +34,8 @@ class Fleet:
         self._prefixes = prefixes
         self._sessions: dict[str, WorkerSession] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._watchers: set[Callable[[], None]] = set()
+        self._watchers: dict[Callable[[], None], None] = {}
+        """In order of their coming: who has waited longest is the first to choose."""
 
     def reconcile(self, members: Iterable[Member]) -> None:
         """Opens a session to every new incarnation, and lets the others finish what they have.
@@ -87,11 +88,12 @@ class Fleet:
         return None if isinstance(chosen, ChosenPair) else chosen
 
     def watch(self, wake: Callable[[], None]) -> None:
-        """Calls `wake` whenever a choice might come out differently, until `unwatch`."""
-        self._watchers.add(wake)
+        """Calls `wake` whenever a choice might come out differently, until `unwatch`; after those
+        who came before."""
+        self._watchers[wake] = None
 
     def unwatch(self, wake: Callable[[], None]) -> None:
-        self._watchers.discard(wake)
+        self._watchers.pop(wake, None)
 
     async def close(self) -> None:
         """Ends every session and waits until they are gone."""

@@ -67,8 +67,9 @@ class Inbox:
     def post(self, event: object) -> None:
         self._events.put(event)
 
-    def take(self, kind: type[E]) -> E:
-        event = self._events.get(timeout=LONG_S)
+    def take(self, kind: type[E], timeout_s: float = LONG_S) -> E:
+        """The next event. Raises queue.Empty."""
+        event = self._events.get(timeout=timeout_s)
         assert isinstance(event, kind), f"expected {kind.__name__}, got {event}"
         return event
 

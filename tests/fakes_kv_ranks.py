@@ -50,7 +50,8 @@ class RankThreads:
             port.serve(storage, maker)
         addresses = [RankAddress(i, HOST, port.port) for i, port in enumerate(self.ports, start=1)]
         self._plans: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self.ranks = OtherRanks(addresses, token, self._order_unpack)
+        self._num_plans = 0
+        self.ranks = OtherRanks(addresses, token, self._order_unpack, lambda: self._num_plans)
         self.may_plan = threading.Event()
         """Cleared: plans are on their way, and do not come."""
         self.may_plan.set()
@@ -80,6 +81,12 @@ class RankThreads:
             self.may_plan.wait()
             plan()
 
+    def plan(self, *of_each: Callable[[], None]) -> None:
+        """The next plan, as each of the other ranks follows it."""
+        for port, follow in zip(self.ports, of_each, strict=True):
+            self._plans.put(follow)
+            self._plans.put(port.followed)
+        self._num_plans += 1
+
     def _order_unpack(self, link_id: str, seq: int, blocks: Sequence[int]) -> None:
-        for port in self.ports:
-            self._plans.put(partial(port.unpack, link_id, seq, blocks))
+        self.plan(*(partial(port.unpack, link_id, seq, blocks) for port in self.ports))

@@ -1,7 +1,11 @@
 """Streams that are running when a long prompt comes: what it does to their gaps.
 
-all streams run |-- quiet --| prompt sent ........ its answer ended | streams cut off
+all streams run |-- quiet --| prompt sent ..... its second token | its answer ended, streams cut off
                  quiet gaps   gaps that overlap this
+
+A prompt has arrived when its second token is there: where two workers share the work, its KV has
+travelled by then and its sequence has been in a step with the others. From then on it is one more
+running stream, whose context makes every step dearer, whoever serves it.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from bench.peers.client import PeerClient
 from bench.peers.closed_loop import UnfairError
 from bench.peers.lengths_check import length_problem
 from bench.peers.workloads import Arrival
+from bench.record import RequestRecord
 from bench.runner import Timer
 from bench.stats import median, percentile
 from bench.workload import Segment, WorkItem
@@ -60,9 +65,15 @@ async def measure_arrival(
     figures = arrival_figures(
         [stream.times_s for stream in streams],
         quiet=Window(quiet_s, record.started_s),
-        disturbed=Window(record.started_s, record.finished_s),
+        disturbed=Window(record.started_s, arrived_s(record)),
     )
     return {**figures, "prompt_ttft_ms": record.ttft_s * 1000}
+
+
+def arrived_s(record: RequestRecord) -> float:
+    """When its second piece of text was there, by the load generator's clock; or all it got."""
+    times = record.chunk_times_s
+    return times[1] if len(times) > 1 else record.finished_s
 
 
 def arrival_figures(

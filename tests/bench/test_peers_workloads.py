@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from bench.peers.arrival import Window, arrival_figures
+from bench.peers.arrival import Window, arrival_figures, arrived_s
 from bench.peers.closed_loop import UnfairError
 from bench.peers.lengths_check import length_problem
 from bench.peers.workloads import Arrival, ClosedLoop, Demand, all_workloads, chosen
@@ -100,6 +102,12 @@ def test_a_streams_worst_gap_is_measured_against_its_own_quiet_median() -> None:
 def test_a_stream_that_never_goes_on_is_stalled_until_the_answer_ends() -> None:
     figures = arrival_figures([[0.0, 1.0, 2.0]], quiet=Window(0.0, 2.0), disturbed=Window(2.0, 9.0))
     assert figures["worst_gap_ms"] == 7_000
+
+
+def test_a_prompt_has_arrived_with_its_second_token() -> None:
+    made = RequestRecord(0, started_s=1.0, finished_s=9.0, chunk_times_s=(5.0, 6.0, 7.0))
+    assert arrived_s(made) == 6.0
+    assert arrived_s(replace(made, chunk_times_s=(5.0,))) == 9.0
 
 
 def test_a_stream_without_quiet_gaps_is_no_measurement() -> None:

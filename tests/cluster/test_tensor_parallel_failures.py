@@ -8,19 +8,23 @@ import os
 import signal
 from collections.abc import AsyncIterator
 
+import grpc.aio
 import pytest
 from fakes_golden import Ask
 from fakes_loop_thread import DEADLINE_S
 from fakes_observed_worker import ObservedWorker
 from fakes_real_house import settings
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cluster.child_ranks import ChildRanks
+from cluster.worker_health import LIVENESS, READINESS
 from core.errors import ConfigError, WorkerLostError
 from core.request import Phase, SamplingParams
 from engine.role import Submit
 from state.memory import MemoryStore
 
 ASK = Ask("it", (1, 2, 3), SamplingParams(max_tokens=400, ignore_eos=True))
+SHORT = Ask("it", (1, 2, 3), SamplingParams(max_tokens=2, ignore_eos=True))
 
 
 @contextlib.asynccontextmanager
@@ -59,6 +63,32 @@ def test_a_stopped_rank_ends_its_group_at_the_steps_deadline() -> None:
             worker.parts.step_loop.post(Submit(ASK.attempt((0,))))
             with pytest.raises(WorkerLostError, match="rank 0 of 2 lost its group"):
                 await end_of(worker)
+
+    asyncio.run(scenario())
+
+
+def test_a_group_with_a_stopped_rank_is_not_ready_and_lives_and_goes_on_with_it() -> None:
+    """CASES 10, with one rank of several."""
+
+    async def scenario() -> None:
+        patient = ("worker.stuck_after_s=0.3", "parallel.step_timeout_s=120")
+        async with (
+            group(*patient) as (worker, pids),
+            grpc.aio.insecure_channel(worker.member.address) as channel,
+            asyncio.timeout(DEADLINE_S),
+        ):
+            stub = health_pb2_grpc.HealthStub(channel)
+            ready = stub.Watch(health_pb2.HealthCheckRequest(service=READINESS))
+            assert (await ready.read()).status == health_pb2.HealthCheckResponse.SERVING
+            os.kill(pids[0], signal.SIGSTOP)
+            worker.parts.step_loop.post(Submit(SHORT.attempt((0,))))
+            assert (await ready.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            live = await stub.Check(health_pb2.HealthCheckRequest(service=LIVENESS))
+            assert live.status == health_pb2.HealthCheckResponse.SERVING
+            os.kill(pids[0], signal.SIGCONT)
+            assert (await ready.read()).status == health_pb2.HealthCheckResponse.SERVING
+            await worker.until_idle()
+            ready.cancel()
 
     asyncio.run(scenario())
 

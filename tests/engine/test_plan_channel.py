@@ -186,3 +186,17 @@ def test_a_leader_that_goes_or_falls_silent_is_lost(make_channel: Channels) -> N
         connection.close()
     with pytest.raises(WorkerLostError, match="the peer closed"):
         second.receive()
+
+
+def test_plans_are_settled_when_sent_and_steps_when_their_leader_has_done_its_share(
+    make_channel: Channels,
+) -> None:
+    channel = make_channel()
+    gathered = channel.gather(2)
+    channel.join(1)
+    sender = channel.sender(gathered)
+    sender.send(CopyBlocks(((0, 1),)))
+    assert sender.num_settled == 1
+    with sender.step(CopyBlocks(((1, 2),))):
+        assert sender.num_settled == 1
+    assert sender.num_settled == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -164,6 +165,24 @@ def test_a_slot_is_not_overwritten_before_every_rank_has_unpacked_it(make_pair: 
     until(lambda: pair.p.stats.totals().num_messages >= 3)
     assert pair.d.inbox.is_empty(), "the next messages have no slots on rank 1"
     pair.decode.may_plan.set()
+    pair.d.receive(TARGET)
+    pair.check()
+
+
+def test_blocks_are_packed_when_every_rank_has_computed_them(make_pair: MakePair) -> None:
+    """P's leader may end a step before its ranks do, where no row is sampled, and grants blocks."""
+    pair = make_pair(2, 1, shared(MemoryLinkMaker()), verify=True)
+    rank = pair.prefill.storages[1]
+    computed = rank.pack(SOURCE)
+    rank.unpack(SOURCE, torch.zeros_like(computed))
+    pair.prefill.may_plan.clear()
+    pair.prefill.plan(lambda: rank.unpack(SOURCE, computed))
+    pair.pull("t")
+    pair.grant("t")
+    until(lambda: bool(pair.prefill.ports[0].num_links))
+    with pytest.raises(queue.Empty):
+        pair.d.inbox.take(BlocksArrived, timeout_s=0.2)  # long for a rank that does not wait
+    pair.prefill.may_plan.set()
     pair.d.receive(TARGET)
     pair.check()
 

@@ -28,6 +28,12 @@ def _piece(table: LeaseTable) -> Piece:
     return piece
 
 
+def _sent(table: LeaseTable, transfer_id: str = "t") -> None:
+    """What was taken is packed, and then announced."""
+    assert table.packed(transfer_id) is None
+    assert table.announced(transfer_id)
+
+
 def _close(table: LeaseTable, transfer_id: str = "t", now: float = 0.0) -> LeaseEnded | None:
     assert isinstance(table.next_due("link"), Closing)
     return table.closed(transfer_id, now=now)
@@ -40,10 +46,10 @@ def test_a_lease_ends_when_everything_is_acknowledged_after_the_close() -> None:
     assert table.next_due("link") is None
     table.grant("t", 0, [7, 8, 9, 6])
     assert _piece(table) == Piece(1, "t", 0, (7, 8, 9))
-    assert table.packed("t") is None
+    _sent(table)
     table.close("t", TOKENS, now=3.0)
     assert _piece(table) == Piece(2, "t", 3, (6,))
-    assert table.packed("t") is None
+    _sent(table)
     assert table.next_due("link") == Closing("t", TOKENS, 3.0)
     assert table.closed("t", now=3.0) is None
     assert table.acked("link", 1, now=3.0) == []
@@ -85,7 +91,7 @@ def test_after_the_close_each_acknowledgement_renews_the_deadline() -> None:
     table.grant("t", 0, list(range(6)))
     for _ in range(2):
         _piece(table)
-        table.packed("t")
+        _sent(table)
     table.close("t", TOKENS, now=20.0)
     assert _close(table, now=20.0) is None
     assert table.next_deadline() == 30.0
@@ -103,11 +109,56 @@ def test_a_lease_that_ends_while_it_is_packed_is_given_back_after_the_packing() 
     assert table.end("t", LeaseOutcome.EXPIRED) is None
     assert table.next_deadline() is None and table.link_of("t") is None
     table.grant("t", 1, [1])
+    assert not table.announced("t")
     assert table.packed("t") == LeaseEnded("t", LeaseOutcome.ABORTED)
     _offer(table, "next", 1)
     table.open_pull("link", "next", num_held_blocks=0)
     table.grant("next", 0, [0])
     assert _piece(table).seq == 1, "what was not announced took no number"
+
+
+def test_pieces_may_be_announced_before_they_are_packed() -> None:
+    table = _table()
+    _offer(table)
+    table.open_pull("link", "t", num_held_blocks=0)
+    table.grant("t", 0, [7, 8, 9, 6])
+    table.close("t", TOKENS, now=0.0)
+    for seq in (1, 2):
+        assert _piece(table).seq == seq
+        assert table.announced("t")
+    assert _close(table) is None, "D is told while P packs"
+    assert table.acked("link", 1, now=0.0) == []
+    assert table.packed("t") is None and table.packed("t") is None
+    assert table.acked("link", 2, now=0.0) == [LeaseEnded("t", LeaseOutcome.COMPLETED)]
+
+
+def test_a_decode_worker_that_is_faster_than_the_packing_thread_completes_the_lease() -> None:
+    """The last part is on its way, unpacked and acknowledged before P has noted that it packed."""
+    table = _table()
+    _offer(table, num_blocks=1)
+    table.open_pull("link", "t", num_held_blocks=0)
+    table.grant("t", 0, [7])
+    table.close("t", TOKENS, now=0.0)
+    _piece(table)
+    assert table.announced("t")
+    assert _close(table) is None
+    assert table.acked("link", 1, now=0.0) == []
+    assert table.packed("t") == LeaseEnded("t", LeaseOutcome.COMPLETED)
+
+
+def test_a_lease_that_ends_while_several_pieces_are_owed_keeps_its_blocks_for_the_last() -> None:
+    table = _table()
+    _offer(table)
+    table.open_pull("link", "t", num_held_blocks=0)
+    table.grant("t", 0, [7, 8, 9, 6])
+    for _ in range(2):
+        _piece(table)
+        assert table.announced("t")
+    assert not table.is_over("t")
+    assert table.end("t", LeaseOutcome.CANCELLED) is None
+    assert table.is_over("t")
+    assert table.packed("t") is None
+    assert table.packed("t") == LeaseEnded("t", LeaseOutcome.CANCELLED)
 
 
 def test_a_dead_link_ends_what_was_pulled_over_it_and_nothing_else() -> None:
@@ -128,7 +179,7 @@ def test_no_more_is_due_than_may_be_in_flight() -> None:
     table.close("t", TOKENS, now=0.0)
     for _ in range(2):
         _piece(table)
-        table.packed("t")
+        _sent(table)
     assert table.next_due("link") is None, "neither a third message nor the close"
     table.acked("link", 1, now=0.0)
     assert _piece(table).seq == 3
@@ -141,7 +192,7 @@ def test_the_oldest_pull_with_something_to_send_goes_first() -> None:
         table.open_pull("link", transfer_id, num_held_blocks=0)
     table.grant("b", 0, [0])
     assert _piece(table).transfer_id == "b"
-    table.packed("b")
+    _sent(table, "b")
     table.grant("b", 1, [1])
     table.grant("a", 0, [2])
     assert _piece(table).transfer_id == "a"
@@ -218,7 +269,7 @@ def test_acknowledging_what_was_never_sent_or_long_ago_is_corrupt(seq: int) -> N
     table.open_pull("link", "t", num_held_blocks=0)
     table.grant("t", 0, [0])
     _piece(table)
-    table.packed("t")
+    _sent(table)
     table.acked("link", 1, now=0.0)
     with pytest.raises(TransferError) as error:
         table.acked("link", seq, now=0.0)

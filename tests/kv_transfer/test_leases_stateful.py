@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
+from itertools import chain
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -28,7 +31,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self.granted: dict[str, int] = {}
         self.closed: set[str] = set()
         self.used: set[str] = set()
-        self.packing: dict[str, Piece] = {}
+        self.packing: dict[str, deque[Piece]] = {link: deque() for link in LINKS}
         self.announced = dict.fromkeys(LINKS, 0)
         self.acked = dict.fromkeys(LINKS, 0)
         self.next_block: dict[str, int] = {}
@@ -36,7 +39,8 @@ class LeaseMachine(RuleBasedStateMachine):
     def over(self, ended: LeaseEnded | None) -> None:
         """Exactly once: a second end of the same lease is a KeyError here."""
         if ended is not None:
-            assert ended.transfer_id not in {p.transfer_id for p in self.packing.values()}
+            pinned = chain.from_iterable(self.packing.values())
+            assert ended.transfer_id not in {piece.transfer_id for piece in pinned}
             del self.open[ended.transfer_id]
 
     @rule(transfer_id=IDS, num_blocks=st.integers(0, 5), first=st.integers(0, 5))
@@ -87,9 +91,10 @@ class LeaseMachine(RuleBasedStateMachine):
         first = max(self.next_block[transfer_id], held)
         self.next_block[transfer_id] = min(first, self.open[transfer_id])
 
-    @rule(link=st.sampled_from(LINKS))
-    def take(self, link: str) -> None:
-        if link in self.packing or not self.table.has_link(link):
+    @rule(link=st.sampled_from(LINKS), announce=st.booleans())
+    def take(self, link: str, announce: bool) -> None:
+        """The next piece, announced now or when it is packed; then none is taken before."""
+        if not self.table.has_link(link) or self.is_behind(link):
             return
         due = self.table.next_due(link)
         if isinstance(due, Piece):
@@ -99,19 +104,27 @@ class LeaseMachine(RuleBasedStateMachine):
             assert due.first_block == first and 1 <= len(due.blocks) <= 2
             assert due.blocks == tuple(range(100 + first, 100 + first + len(due.blocks)))
             self.next_block[due.transfer_id] += len(due.blocks)
-            self.packing[link] = due
+            self.packing[link].append(due)
+            if announce:
+                assert self.table.announced(due.transfer_id), "it is wanted"
+                self.announced[link] = due.seq
         elif due is not None:
             assert self.next_block[due.transfer_id] == self.open[due.transfer_id]
             self.over(self.table.closed(due.transfer_id, now=self.now))
 
-    @precondition(lambda self: self.packing)
+    def is_behind(self, link: str) -> bool:
+        """Whether a piece is packed that was not announced."""
+        return any(piece.seq > self.announced[link] for piece in self.packing[link])
+
+    @precondition(lambda self: any(self.packing.values()))
     @rule(data=st.data())
     def pack(self, data: st.DataObject) -> None:
-        link = data.draw(st.sampled_from(sorted(self.packing)))
-        piece = self.packing.pop(link)
+        link = data.draw(st.sampled_from([link for link in LINKS if self.packing[link]]))
+        piece = self.packing[link].popleft()
+        is_announced = piece.seq <= self.announced[link]
         ended = self.table.packed(piece.transfer_id)
         self.over(ended)
-        if ended is None:
+        if not is_announced and ended is None and self.table.announced(piece.transfer_id):
             self.announced[link] = piece.seq
 
     @rule(link=st.sampled_from(LINKS), count=st.integers(1, 3))
@@ -153,8 +166,9 @@ class LeaseMachine(RuleBasedStateMachine):
             return
         for transfer_id in self.table.live_ids():
             self.over(self.table.end(transfer_id, LeaseOutcome.CANCELLED))
-        for link in list(self.packing):
-            self.over(self.table.packed(self.packing.pop(link).transfer_id))
+        for pieces in self.packing.values():
+            while pieces:
+                self.over(self.table.packed(pieces.popleft().transfer_id))
         assert len(self.table) == 0 and not self.open
 
 

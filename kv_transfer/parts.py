@@ -1,0 +1,25 @@
+"""A message travels in parts: packing, sending, receiving and unpacking overlap within it.
+
+    P   announce > pack 1 > send 1, pack 2 > send 2, pack 3 > ...
+    D              receive 1 > unpack 1, receive 2 > unpack 2, receive 3 > ...
+
+A message is what costs a word on the control stream and a slot of staging, so it is large; a part
+is what is under way at once, and small enough for caches. Both sides divide by the same rule.
+"""
+
+from __future__ import annotations
+
+from kv_transfer.link_plan import LinkPlan
+
+PART_BYTES = 1024 * 1024
+"""At most, unless one block is larger. Both sides' must be equal: part of the protocol's version.
+
+Measured on two cores over loopback: gloo moves 3.3 GB/s in pieces of 1 or 2 MiB, 2.2 in 8 MiB."""
+
+
+def parts_of(plan: LinkPlan, num_blocks: int) -> list[range]:
+    """A message's blocks, divided; all of them are one part where several data links carry it."""
+    if len(plan.routes) > 1:
+        return [range(num_blocks)]
+    size = max(1, PART_BYTES // plan.bytes_per_block)
+    return [range(start, min(start + size, num_blocks)) for start in range(0, num_blocks, size)]
