@@ -34,12 +34,12 @@ def chat(
     Answers appear as they are generated. An empty line or Ctrl-D ends the conversation.
     """
     from cli.chat_stream import served_model, stream_chat
-    from cli.runs import base_url
+    from cli.runs import base_url, trust
 
     config = load(file, settings)
-    address = base_url(config, url)
+    address, verify = base_url(config, url), trust(config, url)
     body = {
-        "model": served_model(address),
+        "model": served_model(address, verify=verify),
         "max_tokens": max_tokens,
         "temperature": temperature,
         **({} if seed is None else {"seed": seed}),
@@ -53,6 +53,7 @@ def chat(
             messages,
             timeout_s=config.router.request_timeout_s,
             on_text=lambda piece: typer.echo(piece, nl=False),
+            verify=verify,
         )
         typer.echo()
         messages.append({"role": "assistant", "content": answer.text})

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import httpx
 
 from core.errors import TandemError
 
 Message = Mapping[str, str]
+Verify: TypeAlias = ssl.SSLContext | bool
+"""What an HTTPS server's certificate is verified with; True: what the system trusts."""
 
 CONNECT_TIMEOUT_S = 5.0
 
@@ -48,6 +52,7 @@ def stream_chat(
     *,
     timeout_s: float,
     on_text: Callable[[str], None],
+    verify: Verify = True,
 ) -> Answer:
     """Sends a conversation and reports its answer piece by piece. Raises ServerError.
 
@@ -62,9 +67,8 @@ def stream_chat(
     reader = _Reader(on_text)
     timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
     try:
-        with httpx.stream(
-            "POST", f"{base_url}/v1/chat/completions", json=request, timeout=timeout
-        ) as response:
+        url = f"{base_url}/v1/chat/completions"
+        with httpx.stream("POST", url, json=request, timeout=timeout, verify=verify) as response:
             if response.status_code != httpx.codes.OK:
                 raise ServerError(_refusal(response))
             for event in _events(response.iter_lines()):
@@ -74,10 +78,10 @@ def stream_chat(
     return reader.answer()
 
 
-def served_model(base_url: str) -> str:
+def served_model(base_url: str, *, verify: Verify = True) -> str:
     """The first model the server lists. Raises ServerError."""
     try:
-        response = httpx.get(f"{base_url}/v1/models", timeout=CONNECT_TIMEOUT_S)
+        response = httpx.get(f"{base_url}/v1/models", timeout=CONNECT_TIMEOUT_S, verify=verify)
         response.raise_for_status()
     except httpx.HTTPError as error:
         raise ServerError(f"{base_url}: {error or type(error).__name__}") from None

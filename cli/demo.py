@@ -70,6 +70,7 @@ def summary(answer: Answer) -> str:
 
 def _ask(run: Run, question: str, timeout_s: float) -> Answer:
     from cli.chat_stream import stream_chat
+    from cli.runs import trust_run
 
     typer.echo(f"\n{run.model} is asked: {question}\n")
     body = {
@@ -79,9 +80,10 @@ def _ask(run: Run, question: str, timeout_s: float) -> Answer:
         "include_timings": True,
     }
     return stream_chat(
-        f"http://{run.http_address}",
+        run.http_url,
         body,
         [{"role": "user", "content": question}],
         timeout_s=timeout_s,
         on_text=lambda piece: typer.echo(piece, nl=False),
+        verify=trust_run(run),
     )

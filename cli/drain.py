@@ -12,6 +12,7 @@ from cli.workers import WorkerAt, find_workers
 
 if TYPE_CHECKING:
     from core.config import Config
+    from protos.secure_grpc import PeerCertificates
 
 EXIT_REMAINED = 1
 _ANSWER_S = 5.0
@@ -57,9 +58,12 @@ def drain(
 async def _drain(
     config: Config, run_id: str | None, worker_id: str, timeout_s: float, restart: bool
 ) -> int:
+    from protos.certificate_files import peer_certificates
+
     worker = named(worker_id, await find_workers(config, run_id))
     typer.echo(f"{worker_id} at {worker.address} drains for at most {timeout_s:g} s ...")
-    num_remaining = await retire(worker, timeout_s, restart=restart)
+    certificates = peer_certificates(config.tls)
+    num_remaining = await retire(worker, timeout_s, restart=restart, certificates=certificates)
     typer.echo(f"{worker_id} {outcome(num_remaining)}; it ends now")
     if restart:
         follower = await next_life(config, run_id, worker)
@@ -78,15 +82,18 @@ def named(worker_id: str, workers: list[WorkerAt]) -> WorkerAt:
     raise ConfigError(f"no worker is called {worker_id}; there are: {there}")
 
 
-async def retire(worker: WorkerAt, timeout_s: float, *, restart: bool) -> int:
+async def retire(
+    worker: WorkerAt, timeout_s: float, *, restart: bool, certificates: PeerCertificates = None
+) -> int:
     """Drains the worker, which then ends; how many attempts remained. Raises WorkerLostError."""
     import grpc.aio
 
     from core.errors import WorkerLostError
     from protos import worker_pb2, worker_pb2_grpc
+    from protos.secure_grpc import open_channel
 
     request = worker_pb2.DrainRequest(deadline_s=timeout_s, restart=restart)
-    async with grpc.aio.insecure_channel(worker.address) as channel:
+    async with open_channel(worker.address, certificates) as channel:
         stub: worker_pb2_grpc.WorkerAsyncStub = worker_pb2_grpc.WorkerStub(channel)
         try:
             reply = await stub.Drain(request, timeout=timeout_s + _ANSWER_S)

@@ -15,6 +15,7 @@ from cli.workers import WorkerAt, find_workers
 
 if TYPE_CHECKING:
     from protos import worker_pb2
+    from protos.secure_grpc import PeerCertificates
 
 EXIT_NOT_SOUND = 1
 
@@ -48,8 +49,11 @@ def audit(
     config = load(file, settings)
 
     async def ask() -> list[WorkerBooks]:
+        from protos.certificate_files import peer_certificates
+
+        certificates = peer_certificates(config.tls)
         workers = await find_workers(config, run)
-        return await asyncio.gather(*(books_of(worker, timeout) for worker in workers))
+        return await asyncio.gather(*(books_of(each, timeout, certificates) for each in workers))
 
     found = asyncio.run(ask())
     sound = bool(found) and all(each.sound for each in found)
@@ -106,13 +110,16 @@ class WorkerBooks:
         }
 
 
-async def books_of(worker: WorkerAt, timeout_s: float) -> WorkerBooks:
+async def books_of(
+    worker: WorkerAt, timeout_s: float, certificates: PeerCertificates = None
+) -> WorkerBooks:
     """One worker's answer; whatever goes wrong is part of the result."""
     import grpc.aio
 
     from protos import worker_pb2, worker_pb2_grpc
+    from protos.secure_grpc import open_channel
 
-    async with grpc.aio.insecure_channel(worker.address) as channel:
+    async with open_channel(worker.address, certificates) as channel:
         stub: worker_pb2_grpc.WorkerAsyncStub = worker_pb2_grpc.WorkerStub(channel)
         try:
             reply = await stub.AuditKv(worker_pb2.AuditKvRequest(), timeout=timeout_s)

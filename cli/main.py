@@ -7,6 +7,7 @@ import sys
 import typer
 
 from cli.calibrate import calibrate
+from cli.certificates import certificates_app
 from cli.chat import chat
 from cli.config import config
 from cli.demo import demo
@@ -17,6 +18,7 @@ from cli.kv import kv_app
 from cli.lazy import mount
 from cli.logs import logs
 from cli.model import model_app
+from cli.probe import probe
 from cli.processes import decode_worker, prefill_worker, router
 from cli.serve import serve
 from cli.status import status
@@ -49,10 +51,12 @@ def build_app() -> typer.Typer:
     app.add_typer(model_app, name="model", rich_help_panel=USE)
     mount(app, "bench", "bench.cli", help_text="Measure latency and throughput.", panel=USE)
     app.add_typer(kernels_app, name="kernels", rich_help_panel=LOOK)
+    app.add_typer(certificates_app, name="certificates", rich_help_panel=LOOK)
     app.command(rich_help_panel=LOOK)(status)
     app.command(rich_help_panel=LOOK)(logs)
     app.add_typer(kv_app, name="kv", rich_help_panel=LOOK)
     app.command(rich_help_panel=LOOK)(drain)
+    app.command(rich_help_panel=LOOK)(probe)
     app.command(rich_help_panel=LOOK)(stop)
     app.command("config", rich_help_panel=LOOK)(config)
     return app

@@ -25,11 +25,14 @@ def router(model: Model = None, file: ConfigFile = None, settings: Settings = No
     from cluster.by_hand import run_router
 
     _prepare(config)
+    scheme = "http" if config.router.tls_certificate is None else "https"
     status = asyncio.run(
         run_router(
             config,
             make=make_router,
-            on_ready=lambda at: typer.echo(f"router ready: http://{at.http}/v1, gRPC {at.grpc}"),
+            on_ready=lambda at: typer.echo(
+                f"router ready: {scheme}://{at.http}/v1, gRPC {at.grpc}"
+            ),
         )
     )
     raise typer.Exit(status)

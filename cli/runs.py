@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ssl
+from pathlib import Path
+
 from cluster.run_record import Run, live_runs
 from core.config import Config, run_dir
 from core.errors import ConfigError
+
+_END = "-----END CERTIFICATE-----"
 
 
 def the_run(config: Config, run_id: str | None = None) -> Run:
@@ -25,4 +30,25 @@ def base_url(config: Config, url: str | None) -> str:
     run = the_run(config)
     if not run.http_address:
         raise ConfigError(f"{run.run_id} is not ready yet; see `tandem status`")
-    return f"http://{run.http_address}"
+    return run.http_url
+
+
+def trust(config: Config, url: str | None) -> ssl.SSLContext | bool:
+    """What to verify a server with: the newest run shows the certificate that its record names,
+    whoever signed it; any other server one that the system trusts."""
+    return True if url is not None else trust_run(the_run(config))
+
+
+def trust_run(run: Run) -> ssl.SSLContext | bool:
+    """Trusts the run's own certificate, for whatever name: its address comes from the record."""
+    if not run.http_certificate:
+        return True
+    try:
+        chain = Path(run.http_certificate).read_text()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
+        context.load_verify_locations(cadata=chain.partition(_END)[0] + _END)
+    except OSError as error:
+        raise ConfigError(f"cannot read {run.http_certificate}: {error}") from None
+    return context

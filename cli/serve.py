@@ -87,12 +87,13 @@ def ready_text(run: Run) -> str:
     """Endpoints, and a request to paste."""
     question = {"role": "user", "content": "What is the capital of France?"}
     body = json.dumps({"model": run.model, "messages": [question], "temperature": 0})
+    cacert = f"--cacert {run.http_certificate} " if run.http_certificate else ""
     return (
         f"\nTandem serves {run.model}\n"
-        f"  HTTP  http://{run.http_address}/v1\n"
+        f"  HTTP  {run.http_url}/v1\n"
         f"  gRPC  {run.grpc_address}\n"
         f"  logs  {run.log_dir}\n"
         f"\nTry it:\n"
-        f"  curl http://{run.http_address}/v1/chat/completions "
+        f"  curl {cacert}{run.http_url}/v1/chat/completions "
         f"-H 'Content-Type: application/json' -d '{body}'\n"
     )

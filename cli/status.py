@@ -38,7 +38,7 @@ def status_text(run: Run, state: str, memory: Sequence[ProcessMemory]) -> str:
     """One run, for a person."""
     lines = [
         f"{run.run_id}  {run.model}  {state}",
-        f"  HTTP   http://{run.http_address}/v1" if run.http_address else "  HTTP   not yet",
+        f"  HTTP   {run.http_url}/v1" if run.http_address else "  HTTP   not yet",
         f"  gRPC   {run.grpc_address or 'not yet'}",
         f"  Ray    {run.ray_address or 'not yet'}",
         f"  logs   {run.log_dir}",
@@ -62,10 +62,12 @@ def readiness(run: Run) -> str:
     """`starting`, `ready`, or why a request would not be served now."""
     import httpx
 
+    from cli.runs import trust_run
+
     if not run.http_address:
         return "starting"
     try:
-        reply = httpx.get(f"http://{run.http_address}/ready", timeout=ANSWER_TIMEOUT_S)
+        reply = httpx.get(f"{run.http_url}/ready", timeout=ANSWER_TIMEOUT_S, verify=trust_run(run))
     except httpx.HTTPError as error:
         return f"no answer ({type(error).__name__})"
     if reply.status_code == httpx.codes.OK:

@@ -21,6 +21,7 @@ from engine.rendezvous import Rendezvous
 from kv_cache.first_touch import FirstTouch
 from kv_transfer.backend import make_links
 from kv_transfer.link import LinkMaker
+from protos.certificate_files import peer_certificates
 from text.hub import resolve
 from text.model_card import load_card
 
@@ -70,7 +71,10 @@ class RankShell:
                 config, card, num_sharers=num_sharers(config), progress=progress, tp=member.tp
             )
             self._links = make_links(
-                config.kv_transfer.backend, host=config.worker.host, device=rank.storage.device
+                config.kv_transfer.backend,
+                host=config.worker.host,
+                device=rank.storage.device,
+                certificates=peer_certificates(config.tls),
             )
         except BaseException:
             member.close()

@@ -37,6 +37,13 @@ class Run:
     """Ray's files of a private cluster; empty when it joined an existing one."""
     log_dir: str
     processes: tuple[Ready, ...] = ()
+    http_certificate: str = ""
+    """File with the certificate that HTTP shows; empty: it is plain."""
+
+    @property
+    def http_url(self) -> str:
+        """Without a path."""
+        return f"{'https' if self.http_certificate else 'http'}://{self.http_address}"
 
 
 class RunDirectory:

@@ -48,7 +48,7 @@ async def serve(
     litter.sweep(root)
     stop_s = config.cluster.stop_timeout_s
     with new_run(root) as directory:
-        notes = _Notes(directory, model_name)
+        notes = _Notes(directory, model_name, config.router.tls_certificate)
         hooks = ClusterHooks(progress, notes.on_change, notes.on_temp_dir)
         cluster = RayCluster(config, makers, log_dir=directory.log_dir, hooks=hooks)
         with StopSignals(stop_s + FORCE_MARGIN_S, notes.remove_litter) as signals:
@@ -107,8 +107,11 @@ async def _first(*works: Coroutine[Any, Any, int]) -> int:
 class _Notes:
     """What is known about the run, mirrored in its record so that other commands find it."""
 
-    def __init__(self, directory: RunDirectory, model_name: str) -> None:
+    def __init__(
+        self, directory: RunDirectory, model_name: str, http_certificate: str | None
+    ) -> None:
         self._directory = directory
+        self._http_certificate = http_certificate or ""
         self._model_name = model_name
         self._ray_address = ""
         self._temp_dir: Path | None = None
@@ -141,6 +144,7 @@ class _Notes:
             temp_dir=str(self._temp_dir or ""),
             log_dir=str(self._directory.log_dir),
             processes=tuple(self._processes.values()),
+            http_certificate=self._http_certificate,
         )
         self._directory.write(run)
         return run

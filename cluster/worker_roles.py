@@ -26,6 +26,7 @@ from kv_transfer.wire import LinkIdentity
 from prefill_worker.build import build_prefill_role
 from prefill_worker.role import PrefillRole, WorkerIdentity
 from protos import kv_transfer_pb2_grpc
+from protos.secure_grpc import PeerCertificates
 
 
 class Mailbox:
@@ -56,6 +57,7 @@ class RoleSetup:
     stats: TransferStats
     faults: Faults | None = None
     ranks: OtherRanks = field(default_factory=OtherRanks)
+    certificates: PeerCertificates = None
 
     def attach_prefill(self, server: grpc.aio.Server) -> tuple[PrefillRole, Sender]:
         """The prefill role; its sender is served to decode workers through `server`."""
@@ -100,6 +102,7 @@ class RoleSetup:
             stats=self.stats,
             faults=self.faults,
             ranks=self.ranks,
+            certificates=self.certificates,
         )
         role = build_decode_role(self.engine, self.config.scheduler, receiver, self.kv_ops)
         return role, receiver

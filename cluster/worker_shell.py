@@ -60,6 +60,8 @@ from kv_transfer.sender import Sender
 from kv_transfer.stats import TransferStats
 from prefill_worker.role import WorkerIdentity
 from protos import codec, worker_pb2, worker_pb2_grpc
+from protos.certificate_files import peer_certificates
+from protos.secure_grpc import PeerCertificates, bind_peers, is_loopback
 from state.store import Member, Store
 from text.hub import resolve
 from text.model_card import load_card
@@ -68,6 +70,9 @@ log = logging.getLogger(__name__)
 
 _MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """A decode message carries a prompt's token ids; gRPC's own limit of 4 MB is too near."""
+
+_GROUP_HOST = "127.0.0.1"
+"""A group's ranks are on one machine always, and gloo takes whoever connects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,20 +108,25 @@ class WorkerShell:
         self._host: GroupHost | None = None
         self._group: LeaderGroup | None = None
         self._address = ""
+        self._certificates: PeerCertificates = None
 
     async def open_group(self) -> Rendezvous:
         """Where the other ranks are to come; `start` waits for them."""
-        self._host = await asyncio.to_thread(GroupHost, self._config.worker.host, self._num_ranks)
+        self._host = await asyncio.to_thread(GroupHost, _GROUP_HOST, self._num_ranks)
         return self._host.rendezvous
 
     async def start(self, progress: Progress) -> Member:
         """Loads, warms up, binds and announces. Raises ConfigError, StoreUnavailableError."""
         loop = asyncio.get_running_loop()
         self._ended = loop.create_future()
+        self._certificates = peer_certificates(self._config.tls)
         engine = await asyncio.to_thread(self._build_engine, progress)
         server = self._make_server()
-        port = server.add_insecure_port(f"{self._config.worker.host}:{self._config.worker.port}")
-        self._address = f"{self._config.worker.host}:{port}"
+        host = self._config.worker.host
+        port = bind_peers(server, f"{host}:{self._config.worker.port}", self._certificates)
+        if self._certificates is None and not is_loopback(host):
+            log.warning("worker.host is %s without tls.*: whoever reaches it can read KV", host)
+        self._address = f"{host}:{port}"
         self._parts = self._assemble(engine, server, loop)
         if self._group is not None:
             self._group.plans.watch(lambda error: _call(loop, lambda: self._fail(error)))
@@ -185,7 +195,10 @@ class WorkerShell:
         """Wires role, transfers, step loop and services; starts nothing but the lease reaper."""
         mailbox, stats = Mailbox(), TransferStats()
         links: LinkMaker = make_links(
-            self._config.kv_transfer.backend, host=self._config.worker.host, device=engine.device
+            self._config.kv_transfer.backend,
+            host=self._config.worker.host,
+            device=engine.device,
+            certificates=self._certificates,
         )
         identity = WorkerIdentity(self._worker_id, self._epoch, self._address, engine.compat_key)
         executor: Executor = engine.runner
@@ -206,6 +219,7 @@ class WorkerShell:
             stats,
             self._faults,
             OtherRanks() if self._group is None else self._group.ranks,
+            self._certificates,
         )
         role: Role
         transfers: Sender | Receiver

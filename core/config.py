@@ -33,6 +33,11 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
+def _absolute(path: str | None) -> str | None:
+    """Of a file that processes with other working directories read too."""
+    return None if path is None else str(Path(path).expanduser().absolute())
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -147,6 +152,14 @@ class RouterConfig(_Section):
     """Address the public gRPC server binds."""
     grpc_port: Port = 50051
     """Port of the public gRPC server; 0 picks a free one."""
+    tls_certificate: str | None = None
+    """Certificate chain (PEM) that both public servers show; set, HTTP is HTTPS and gRPC is
+    encrypted. New connections take a file that was replaced."""
+    tls_key: str | None = None
+    """Private key (PEM) of router.tls_certificate."""
+    tls_client_ca: str | None = None
+    """Certificates (PEM) of who signs for clients; set, public gRPC takes only calls with one of
+    theirs."""
     mode: Literal["disaggregated", "combined"] = "disaggregated"
     """combined: send prompts straight to decode workers, which compute them themselves."""
     max_num_requests: PositiveInt = 1024
@@ -165,6 +178,16 @@ class RouterConfig(_Section):
     """Largest request body; more is answered 413."""
     log_prompts: bool = False
     """Write prompts to the log. Off: they never leave the process."""
+
+    _files = field_validator("tls_certificate", "tls_key", "tls_client_ca")(_absolute)
+
+    @model_validator(mode="after")
+    def _the_front_door_has_certificate_and_key(self) -> RouterConfig:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key belong together: set both or none")
+        if self.tls_client_ca is not None and self.tls_certificate is None:
+            raise ValueError("tls_client_ca needs tls_certificate and tls_key")
+        return self
 
 
 class WorkerConfig(_Section):
@@ -194,7 +217,9 @@ class TransferConfig(_Section):
     """KV on its way from P to D."""
 
     backend: Literal["auto", "gloo", "nccl", "memory"] = "auto"
-    """auto: nccl between GPUs, gloo otherwise. memory works inside one process only (tests)."""
+    """auto: nccl between GPUs, gloo otherwise; where tls.* is set, TLS connections between the
+    memory of hosts. gloo and nccl take whoever connects and encrypt nothing. memory works inside
+    one process only (tests)."""
     max_message_bytes: PositiveInt = 8 * 1024 * 1024
     """Upper limit of one message; a block larger than this is a message of its own."""
     max_inflight_messages: PositiveInt = 4
@@ -208,6 +233,32 @@ class TransferConfig(_Section):
     verify: bool = False
     """Send a checksum of each message's bytes, and check it before the blocks are used: a corrupted
     message fails its pull, and the prompt is computed again. On if either side wants it."""
+
+
+class TlsConfig(_Section):
+    """Mutual TLS between router, workers and operators' commands: whoever has no certificate of
+    this authority is refused, and KV travels encrypted. `tandem certificates create` makes files.
+    All processes need them; files that are replaced are read again."""
+
+    ca: str | None = None
+    """Certificate (PEM) of the authority that signs for this cluster and for nothing else. ca,
+    certificate and key are set together or not at all."""
+    certificate: str | None = None
+    """This process's certificate chain (PEM), for serving and for calling."""
+    key: str | None = None
+    """Private key (PEM, not encrypted) of tls.certificate."""
+    server_name: str = "tandem"
+    """The DNS name that certificates are for. Workers move, so it stands for all addresses."""
+
+    _files = field_validator("ca", "certificate", "key")(_absolute)
+
+    @model_validator(mode="after")
+    def _all_files_or_none(self) -> TlsConfig:
+        files = {"ca": self.ca, "certificate": self.certificate, "key": self.key}
+        missing = [name for name, file in files.items() if file is None]
+        if 0 < len(missing) < len(files):
+            raise ValueError(f"ca, certificate and key belong together; missing: {missing}")
+        return self
 
 
 class StateConfig(_Section):
@@ -279,6 +330,7 @@ class Config(_Section):
     router: RouterConfig = RouterConfig()
     worker: WorkerConfig = WorkerConfig()
     kv_transfer: TransferConfig = TransferConfig()
+    tls: TlsConfig = TlsConfig()
     state: StateConfig = StateConfig()
     cluster: ClusterConfig = ClusterConfig()
     logging: LoggingConfig = LoggingConfig()

@@ -5,9 +5,10 @@
     then     all load and warm up; in service, deadlines are short
 
 Two connections join them: plans from the leader to each of the others (plan_channel.py), and the
-process group in which layers meet (model/tensor_parallel.py). Its store is hosted by the leader,
-under the token as a prefix, which a stranger can't guess. There the others also leave the ports
-at which they take their shares of KV links (kv_transfer/rank_port.py).
+process group in which layers meet (model/tensor_parallel.py). Its store is hosted by the leader.
+There the others also leave the ports at which they take their shares of KV links
+(kv_transfer/rank_port.py). Neither store nor group keeps strangers out, so all ranks should meet at
+an address that only this machine reaches.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ def server_options(timeout_s: float) -> list[tuple[str, int]]:
     ]
 
 
-def channel_options(timeout_s: float) -> list[tuple[str, int]]:
+def channel_options(timeout_s: float) -> list[tuple[str, int | str]]:
     """Options of a channel to P.
 
     Its subchannels are its own: a shared one to a restarted P would sit out its reconnect backoff.

@@ -24,8 +24,8 @@ class FaultyLinkMaker:
     def host(self) -> Rendezvous:
         return self._inner.host()
 
-    def accept(self, name: str, timeout_s: float, at: Rendezvous | None = None) -> DataLink:
-        return _FaultyLink(self._inner.accept(name, timeout_s, at), self._faults)
+    def accept(self, name: str, timeout_s: float) -> DataLink:
+        return _FaultyLink(self._inner.accept(name, timeout_s), self._faults)
 
     def abandon(self, name: str) -> None:
         self._inner.abandon(name)

@@ -31,6 +31,8 @@ class Lanes:
         """Makes them with `join(index)`, in order of their numbers, as all ranks do: so none waits
         for a rank that waits for another. Raises TransferError, also when aborted meanwhile."""
         for spec in specs:
+            with self._lock:
+                self._raise_if_aborted()
             link = join(spec.index)
             staging = Staging(block_format, size, num_heads=spec.num_heads, backend=backend)
             whole = spec.num_heads == block_format.num_kv_heads
@@ -58,5 +60,8 @@ class Lanes:
     def _add(self, lane: Lane) -> None:
         with self._lock:
             self._lanes.append(lane)
-            if self._aborted:
-                raise TransferError("the link closed while it was made", reason="peer_lost")
+            self._raise_if_aborted()
+
+    def _raise_if_aborted(self) -> None:
+        if self._aborted:
+            raise TransferError("the link closed while it was made", reason="peer_lost")

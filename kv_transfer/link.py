@@ -7,6 +7,9 @@ can't be told from what comes next.
 
     P   host() > accept(name) > send ... > close
     D   dial(rendezvous, name) > recv ... > close
+
+A link's name is a secret of its two ends, minted by P and told over the control stream: who knows
+it is the peer. So it stands in no log and no error.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Where D finds P's end of new links."""
+    """Where D finds a P rank's end of new links."""
 
     host: str
     port: int
@@ -61,20 +64,17 @@ class LinkMaker(Protocol):
         """Where this process accepts; starts to, if it doesn't yet."""
         ...
 
-    def accept(self, name: str, timeout_s: float, at: Rendezvous | None = None) -> DataLink:
-        """P's end of the link with this unique name; TransferError: timeout or peer_lost.
-
-        Both ends meet here, or at the `host()` of another process of ours.
-        """
+    def accept(self, name: str, timeout_s: float) -> DataLink:
+        """P's end of the link with this unique name; TransferError: timeout or peer_lost."""
         ...
 
     def abandon(self, name: str) -> None:
-        """Makes an `accept` of this name here that still waits fail with peer_lost, whichever of
-        our processes it is in. Returns at once."""
+        """Makes an `accept` of this name that still waits, or is yet to come, fail with peer_lost.
+        Returns at once."""
         ...
 
     def dial(self, rendezvous: Rendezvous, name: str, timeout_s: float) -> DataLink:
-        """D's end of it; the same errors, or incompatible for another backend."""
+        """D's end of it; the same errors, or incompatible for another backend or no trust."""
         ...
 
     def close(self) -> None:

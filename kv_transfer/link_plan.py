@@ -52,6 +52,6 @@ class LinkPlan:
         )
 
 
-def lane_name(link_id: str, index: int) -> str:
-    """Under which both ends of a data link meet."""
-    return f"{link_id}/{index}"
+def lane_name(link_id: str, token: str, index: int) -> str:
+    """Under which both ends of a data link meet; secret as the token is."""
+    return f"{token}/{link_id}/{index}"

@@ -26,7 +26,7 @@ class MemoryLinkMaker:
     def host(self) -> Rendezvous:
         return Rendezvous("memory", 0, "memory")
 
-    def accept(self, name: str, timeout_s: float, at: Rendezvous | None = None) -> DataLink:
+    def accept(self, name: str, timeout_s: float) -> DataLink:
         return self._join(name, timeout_s, receiving=False)
 
     def abandon(self, name: str) -> None:
@@ -74,7 +74,7 @@ class MemoryLinkMaker:
             self._changed.notify_all()
             self._changed.wait_for(lambda: pair.num_ends == 2 or pair.ended is not None, timeout_s)
             if pair.num_ends < 2:
-                raise TransferError(f"nobody joined link {name}", reason=pair.ended or "timeout")
+                raise TransferError("nobody joined the link", reason=pair.ended or "timeout")
             return _MemoryLink(pair)
 
     def _pair(self, name: str) -> _Pair:

@@ -24,11 +24,13 @@ from dataclasses import dataclass
 
 from core.errors import TransferError
 from core.frames import read_frame, send_frame
+from kv_transfer.link import Rendezvous
 from kv_transfer.rank_orders import (
     Abort,
     Arrived,
     Failed,
     Forget,
+    Hosts,
     Opened,
     OpenLanes,
     Order,
@@ -114,6 +116,12 @@ class RankLink:
         except OSError as error:
             self._socket.close()
             raise self._lost(error) from error
+
+    def hosts(self) -> Rendezvous:
+        """Waits until a rank of P has said where it waits."""
+        reply = self._reply()
+        assert isinstance(reply, Hosts), reply
+        return reply.rendezvous
 
     def opened(self) -> None:
         """Waits until its data links are there."""

@@ -1,6 +1,6 @@
 """What a leader's link tells its share on another rank, and what that answers: JSON in frames.
 
-open      > opened             the data links of this rank, and what staging they need
+open      > hosts, opened      the data links of this rank, and what staging they need
 pack      > packed             P: blocks into the slot of a message
 send                           P: the message was announced, so it goes out
 receive   > arrived            D: the message will come
@@ -34,12 +34,16 @@ class LaneSpec:
 
 @dataclass(frozen=True, slots=True)
 class OpenLanes:
-    """First on every connection. `sends`: this is a rank of P."""
+    """First on every connection. `sends`: this is a rank of P; it says first where it waits.
+
+    `peers`: on D, where the P rank of each lane waits.
+    """
 
     link_id: str
+    token: str
     sends: bool
     lanes: tuple[LaneSpec, ...]
-    rendezvous: Rendezvous
+    peers: tuple[Rendezvous, ...]
     num_slots: int
     blocks_per_slot: int
     timeout_s: float
@@ -87,6 +91,13 @@ class Forget:
 
 
 @dataclass(frozen=True, slots=True)
+class Hosts:
+    """Where this rank of P waits for its data links."""
+
+    rendezvous: Rendezvous
+
+
+@dataclass(frozen=True, slots=True)
 class Opened:
     pass
 
@@ -114,13 +125,13 @@ class Failed:
 
 
 Order: TypeAlias = OpenLanes | PackBlocks | SendMessage | ReceiveMessage | Abort | Forget
-Reply: TypeAlias = Opened | Packed | Arrived | Failed
+Reply: TypeAlias = Hosts | Opened | Packed | Arrived | Failed
 
 _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
         *(OpenLanes, PackBlocks, SendMessage, ReceiveMessage, Abort, Forget),
-        *(Opened, Packed, Arrived, Failed),
+        *(Hosts, Opened, Packed, Arrived, Failed),
     )
 }
 
@@ -135,6 +146,8 @@ def decode(data: bytes | bytearray) -> Order | Reply:
         kind, fields = json.loads(data)
         if kind == OpenLanes.__name__:
             fields["lanes"] = [LaneSpec(**lane) for lane in fields["lanes"]]
+            fields["peers"] = [Rendezvous(**peer) for peer in fields["peers"]]
+        elif kind == Hosts.__name__:
             fields["rendezvous"] = Rendezvous(**fields["rendezvous"])
         values = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
         message: Order | Reply = _KINDS[kind](**values)

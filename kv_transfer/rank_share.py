@@ -27,6 +27,7 @@ from kv_transfer.link_plan import lane_name
 from kv_transfer.rank_orders import (
     Arrived,
     Failed,
+    Hosts,
     Opened,
     OpenLanes,
     Order,
@@ -104,6 +105,9 @@ class RankShare:
         """Kills the data links and ends the thread. Idempotent."""
         self._orders.put(None)
         self._lanes.abort()
+        if self._order.sends:
+            for spec in self._order.lanes:
+                self._maker.abandon(self._name(spec.index))
 
     def join(self) -> None:
         """Waits for the thread: at most for the deadline of one operation."""
@@ -131,15 +135,23 @@ class RankShare:
         order = self._order
         size = StagingSize(order.num_slots, order.blocks_per_slot)
         block_format = BlockFormat.of(self._storage)
-        backend = order.rendezvous.backend
+        if order.sends:
+            here = self._maker.host()
+            self._reply(Hosts(here))
+            backend = here.backend
+        else:
+            backend = order.peers[0].backend
         self._lanes.connect(order.lanes, self._join, block_format, size, backend=backend)
 
     def _join(self, index: int) -> DataLink:
         order = self._order
-        name = lane_name(order.link_id, index)
         if order.sends:
-            return self._maker.accept(name, order.timeout_s, at=order.rendezvous)
-        return self._maker.dial(order.rendezvous, name, order.timeout_s)
+            return self._maker.accept(self._name(index), order.timeout_s)
+        peers = {spec.index: peer for spec, peer in zip(order.lanes, order.peers, strict=True)}
+        return self._maker.dial(peers[index], self._name(index), order.timeout_s)
+
+    def _name(self, index: int) -> str:
+        return lane_name(self._order.link_id, self._order.token, index)
 
     def _send_all(self) -> None:
         sending: deque[list[Pending]] = deque()

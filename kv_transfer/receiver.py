@@ -30,6 +30,7 @@ from kv_transfer.staging import BlockFormat
 from kv_transfer.stats import TransferStats
 from kv_transfer.wire import LinkIdentity
 from protos import kv_transfer_pb2 as pb
+from protos.secure_grpc import PeerCertificates
 
 _Incarnation = tuple[str, str]
 """Worker id and epoch of a P."""
@@ -51,6 +52,7 @@ class Receiver:
         stats: TransferStats,
         faults: Faults | None = None,
         ranks: OtherRanks | None = None,
+        certificates: PeerCertificates = None,
     ) -> None:
         self._identity = identity
         self._format = block_format
@@ -60,6 +62,7 @@ class Receiver:
         self._clock = clock
         self._stats = stats
         self._faults = faults
+        self._certificates = certificates
         self._ranks = ranks or OtherRanks()
         self._registry = PullRegistry(clock, on_event, stats)
         self._lock = threading.Lock()
@@ -121,6 +124,7 @@ class Receiver:
             stats=self._stats,
             ranks=self._ranks,
             faults=self._faults,
+            certificates=self._certificates,
         )
 
     def _start(self, incarnation: _Incarnation, link: ReceiverLink) -> None:

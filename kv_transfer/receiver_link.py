@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections.abc import Sequence
 from functools import partial
 
 import grpc.aio
@@ -39,6 +40,7 @@ from kv_transfer.stats import TransferStats
 from kv_transfer.wire import LinkIdentity
 from protos import kv_transfer_pb2 as pb
 from protos.kv_transfer_pb2_grpc import KvTransferStub
+from protos.secure_grpc import PeerCertificates, open_channel
 
 _LOG = logging.getLogger(__name__)
 
@@ -62,6 +64,7 @@ class ReceiverLink:
         stats: TransferStats,
         ranks: OtherRanks,
         faults: Faults | None = None,
+        certificates: PeerCertificates = None,
     ) -> None:
         self.link_id = link_id
         self._address = address
@@ -75,6 +78,7 @@ class ReceiverLink:
         self._stats = stats
         self._ranks = ranks
         self._faults = faults
+        self._certificates = certificates
         heartbeat = pb.LinkRequest(heartbeat=pb.Heartbeat())
         self._outbox = Outbox(loop, heartbeat=heartbeat, timeout_s=config.timeout_s)
         self._ended = asyncio.Event()
@@ -96,7 +100,7 @@ class ReceiverLink:
         """Keeps the link until it fails; returns when both halves have ended."""
         options = channel_options(self._timeout_s)
         try:
-            async with grpc.aio.insecure_channel(self._address, options=options) as channel:
+            async with open_channel(self._address, self._certificates, options) as channel:
                 call = KvTransferStub(channel).Link(
                     faulty_stream(self._outbox.stream(), self._faults)
                 )
@@ -197,14 +201,17 @@ class ReceiverLink:
             clock=self._clock,
             stats=self._stats,
         )
-        rendezvous = wire.rendezvous(welcome)
+        hosts, token = wire.hosts(welcome), welcome.token
+        if len(hosts) != len(welcome.prefill_heads):
+            raise TransferError("P does not say where all its ranks wait", reason="corrupt")
+        peers = [hosts[route.prefill_rank] for route in routes]
         with self._lock:
             self._arrivals = arrivals
             if self._failed:
                 return
             self._thread = threading.Thread(
                 target=self._receive,
-                args=(arrivals, rendezvous, plan),
+                args=(arrivals, peers, token, plan),
                 name="tandem-kv-receive",
                 daemon=True,
             )
@@ -216,13 +223,16 @@ class ReceiverLink:
     def _give_up(self, transfer_id: str) -> None:
         self.ask(pb.LinkRequest(abort=pb.Abort(transfer_id=transfer_id)))
 
-    def _receive(self, arrivals: Arrivals, rendezvous: Rendezvous, plan: LinkPlan) -> None:
+    def _receive(
+        self, arrivals: Arrivals, peers: Sequence[Rendezvous], token: str, plan: LinkPlan
+    ) -> None:
+        """`peers`: where the P rank of each data link waits, in order of their numbers."""
         try:
-            self._connect(rendezvous, plan)
+            self._connect(peers, token, plan)
             lanes = list(self._lanes)
             whole = None
             if len(lanes) > 1:
-                num_heads, backend = self._format.num_kv_heads, rendezvous.backend
+                num_heads, backend = self._format.num_kv_heads, peers[0].backend
                 whole = Staging(self._format, plan.size, num_heads=num_heads, backend=backend)
             arrivals.run(lanes, whole, self._others)
         except TransferError as error:
@@ -234,13 +244,15 @@ class ReceiverLink:
                 other.abort()
             arrivals.when_released(self._forget)
 
-    def _connect(self, rendezvous: Rendezvous, plan: LinkPlan) -> None:
+    def _connect(self, peers: Sequence[Rendezvous], token: str, plan: LinkPlan) -> None:
         for rank in self._ranks.numbers:
+            specs = plan.decode_lanes(rank)
             order = OpenLanes(
                 self.link_id,
+                token,
                 sends=False,
-                lanes=plan.decode_lanes(rank),
-                rendezvous=rendezvous,
+                lanes=specs,
+                peers=tuple(peers[spec.index] for spec in specs),
                 num_slots=plan.size.num_slots,
                 blocks_per_slot=plan.size.num_blocks,
                 timeout_s=self._timeout_s,
@@ -249,10 +261,11 @@ class ReceiverLink:
             self._add(self._ranks.open(rank, order))
 
         def dial(index: int) -> DataLink:
-            return self._maker.dial(rendezvous, lane_name(self.link_id, index), self._timeout_s)
+            name = lane_name(self.link_id, token, index)
+            return self._maker.dial(peers[index], name, self._timeout_s)
 
         self._lanes.connect(
-            plan.decode_lanes(0), dial, self._format, plan.size, backend=rendezvous.backend
+            plan.decode_lanes(0), dial, self._format, plan.size, backend=peers[0].backend
         )
         for other in self._others:
             other.opened()

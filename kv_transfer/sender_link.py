@@ -1,6 +1,6 @@
 """P's end of the link to one D: a thread that packs, announces and sends.
 
-connect   the data links of all ranks, within timeout_s
+connect   hear where all ranks wait > welcome D > the data links of all ranks, within timeout_s
 serve     all pieces that are due > announce > pack the first into its slot, part by part, and start
           sending each; with nothing to pack, wait for the oldest send; D's acknowledgements free
           slots. With several ranks or checksums: pack on all ranks > announce > start sending
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable, Sequence
 
 from core.errors import TransferError
 from core.faults import FaultPoint, Faults
@@ -23,7 +24,7 @@ from kv_cache.storage import KVStorage
 from kv_transfer.checksum import checksum
 from kv_transfer.lanes import Lanes
 from kv_transfer.leases import Piece
-from kv_transfer.link import DataLink, LinkMaker, Pending
+from kv_transfer.link import DataLink, LinkMaker, Pending, Rendezvous
 from kv_transfer.link_plan import LinkPlan, lane_name
 from kv_transfer.outbox import Outbox
 from kv_transfer.parts import parts_of
@@ -47,18 +48,24 @@ class SenderLink:
         outbox: Outbox[pb.LinkEvent],
         *,
         plan: LinkPlan,
+        token: str,
+        welcome: Callable[[Sequence[Rendezvous | None]], pb.LinkEvent],
         timeout_s: float,
         stats: TransferStats,
         ranks: OtherRanks | None = None,
         verify: bool = False,
         faults: Faults | None = None,
     ) -> None:
+        """`token`: of this link, a secret. `welcome` makes the event that tells D of it and of
+        where each rank waits; None for one that has no part in the link."""
         self.link_id = link_id
         self._sender = sender
         self._storage = storage
         self._maker = maker
         self._outbox = outbox
         self._plan = plan
+        self._token = token
+        self._welcome = welcome
         self._timeout_s = timeout_s
         self._stats = stats
         self._ranks = ranks or OtherRanks()
@@ -101,8 +108,8 @@ class SenderLink:
         self._outbox.close()
         self._sender.detach(self.link_id, reason, message)
         self._lanes.abort()
-        for index in range(len(self._plan.routes)):
-            self._maker.abandon(lane_name(self.link_id, index))
+        for spec in self._plan.prefill_lanes(0):
+            self._maker.abandon(self._lane_name(spec.index))
         for other in others:
             other.wake()
 
@@ -127,34 +134,44 @@ class SenderLink:
                 other.forget()
 
     def _connect(self) -> None:
-        plan, rendezvous = self._plan, self._maker.host()
+        plan, here = self._plan, self._maker.host()
+        hosts: list[Rendezvous | None] = [here, *(None for _ in self._ranks.numbers)]
+        parts: dict[int, RankLink] = {}
         for rank in self._ranks.numbers:
             specs = plan.prefill_lanes(rank)
             if specs:
                 order = OpenLanes(
                     self.link_id,
+                    self._token,
                     sends=True,
                     lanes=specs,
-                    rendezvous=rendezvous,
+                    peers=(),
                     num_slots=plan.size.num_slots,
                     blocks_per_slot=plan.size.num_blocks,
                     timeout_s=self._timeout_s,
                     verify=self._verify,
                 )
-                self._add(self._ranks.open(rank, order))
+                parts[rank] = self._ranks.open(rank, order)
+                self._add(parts[rank])
+        for rank, part in parts.items():
+            hosts[rank] = part.hosts()
+        self.tell(self._welcome(hosts))
         block_format = BlockFormat.of(self._storage)
         self._lanes.connect(
             plan.prefill_lanes(0),
             self._accept,
             block_format,
             plan.size,
-            backend=rendezvous.backend,
+            backend=here.backend,
         )
         for other in self._others:
             other.opened()
 
     def _accept(self, index: int) -> DataLink:
-        return self._maker.accept(lane_name(self.link_id, index), self._timeout_s)
+        return self._maker.accept(self._lane_name(index), self._timeout_s)
+
+    def _lane_name(self, index: int) -> str:
+        return lane_name(self.link_id, self._token, index)
 
     def _add(self, other: RankLink) -> None:
         with self._lock:

@@ -1,7 +1,7 @@
 """The gRPC service through which D opens links to P; runs in P's event loop.
 
 hello   another epoch, protocol, compat key or head layout: refused, and the stream ends
-welcome where the data links meet, and the limits of both sides
+welcome the link's token, where its data links meet, and the limits of both sides
 then    requests to the link's thread as they come, its events out as they come
 end     either direction ending, or D silent for timeout_s, ends the link
 """
@@ -9,7 +9,9 @@ end     either direction ending, or D silent for timeout_s, ends the link
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator
+from functools import partial
 
 from core.compat import PROTOCOL_VERSION
 from core.config import TransferConfig
@@ -30,6 +32,8 @@ from kv_transfer.stats import TransferStats
 from kv_transfer.wire import LinkIdentity
 from protos import kv_transfer_pb2 as pb
 from protos.kv_transfer_pb2_grpc import KvTransferServicer
+
+_TOKEN_BYTES = 32
 
 
 class KvTransferService(KvTransferServicer):
@@ -65,7 +69,6 @@ class KvTransferService(KvTransferServicer):
             )
             outbox = self._outbox()
             link = self._make_link(hello, limits, outbox)
-            welcome = wire.welcome(self._identity, self._maker.host(), limits)
             link.start()
         except TransferError as error:
             self._stats.failed(error.reason)
@@ -73,7 +76,6 @@ class KvTransferService(KvTransferServicer):
             return
         reader = asyncio.create_task(self._read(request_iterator, link))
         try:
-            yield welcome
             async for event in faulty_stream(outbox.stream(), self._faults):
                 yield event
         finally:
@@ -98,6 +100,7 @@ class KvTransferService(KvTransferServicer):
         self, hello: pb.LinkHello, limits: StagingLimits, outbox: Outbox[pb.LinkEvent]
     ) -> SenderLink:
         routes = plan_routes(self._identity.heads_by_rank, wire.heads(hello.decode_heads))
+        token = secrets.token_hex(_TOKEN_BYTES)
         return SenderLink(
             hello.link_id,
             self._sender,
@@ -105,6 +108,8 @@ class KvTransferService(KvTransferServicer):
             self._maker,
             outbox,
             plan=LinkPlan.of(routes, BlockFormat.of(self._storage), limits),
+            token=token,
+            welcome=partial(wire.welcome, self._identity, limits, token),
             timeout_s=self._config.timeout_s,
             stats=self._stats,
             ranks=self._ranks,

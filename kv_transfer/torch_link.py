@@ -10,6 +10,9 @@ the prefix of its keys, so links never see each other. What torch does, found by
 * A gloo message larger than the posted buffer terminates the process: sizes are agreed beforehand.
 * All of these release Python's lock while they wait; destruction takes 0.1 s, stopped peer or not.
 * One TCPStore client serves one waiter at a time, so each link connects its own.
+* Nothing is authenticated. Whoever reaches the store lists its keys, reads and writes them, secret
+  prefix or not, and can join as D. gloo listens for as long as a group lives and takes the first
+  that sends a small number for the peer. Where strangers may connect: secure_link.py instead.
 """
 
 from __future__ import annotations
@@ -49,8 +52,8 @@ class TorchLinkMaker:
                 self._store, self._port = host_store(self._host)
             return Rendezvous(self._host, self._port, self._backend)
 
-    def accept(self, name: str, timeout_s: float, at: Rendezvous | None = None) -> DataLink:
-        return self._make(at or self.host(), name, 0, timeout_s)
+    def accept(self, name: str, timeout_s: float) -> DataLink:
+        return self._make(self.host(), name, 0, timeout_s)
 
     def abandon(self, name: str) -> None:
         with self._lock:
@@ -85,7 +88,8 @@ class TorchLinkMaker:
                 nccl=True,
             )
         except RuntimeError as error:
-            raise _transfer_error(error, f"link {name} to {at.host}:{at.port}") from error
+            what = f"a link to {at.host}:{at.port}"
+            raise _transfer_error(error, what, secret=name) from error
 
 
 class _TorchLink:
@@ -163,8 +167,10 @@ def _joined(rank: int) -> str:
     return f"joined/{rank}"
 
 
-def _transfer_error(error: RuntimeError, what: str) -> TransferError:
-    """torch tells a timeout from a broken connection only in its text."""
+def _transfer_error(error: RuntimeError, what: str, *, secret: str = "") -> TransferError:
+    """torch tells a timeout from a broken connection only in its text, which may name keys."""
     text = str(error).splitlines()[0]
+    if secret:
+        text = text.replace(secret, "...")
     late = "timed out" in text.lower() or "timeout" in text.lower()
     return TransferError(f"{what}: {text}", reason="timeout" if late else "peer_lost")

@@ -48,15 +48,25 @@ def hello(
     )
 
 
-def welcome(identity: LinkIdentity, rendezvous: Rendezvous, limits: StagingLimits) -> pb.LinkEvent:
+def welcome(
+    identity: LinkIdentity,
+    limits: StagingLimits,
+    token: str,
+    hosts: Sequence[Rendezvous | None],
+) -> pb.LinkEvent:
+    """`hosts`: where each of P's ranks waits; None: it has no part in the link."""
+    there = [host for host in hosts if host is not None]
     return pb.LinkEvent(
         welcome=pb.LinkWelcome(
-            rendezvous_host=rendezvous.host,
-            rendezvous_port=rendezvous.port,
+            token=token,
+            prefill_ranks=[
+                pb.Rendezvous() if host is None else pb.Rendezvous(host=host.host, port=host.port)
+                for host in hosts
+            ],
             prefill_tp_size=len(identity.heads_by_rank),
             max_message_bytes=limits.max_message_bytes,
             max_inflight_messages=limits.max_inflight_messages,
-            backend=rendezvous.backend,
+            backend=there[0].backend,
             prefill_heads=_heads_to_wire(identity.heads_by_rank),
         )
     )
@@ -97,8 +107,11 @@ def first_tokens(message: pb.Close) -> tuple[FirstToken, ...]:
     return tuple(FirstToken(t.choice, t.token_id, t.finished) for t in message.first_tokens)
 
 
-def rendezvous(message: pb.LinkWelcome) -> Rendezvous:
-    return Rendezvous(message.rendezvous_host, message.rendezvous_port, message.backend)
+def hosts(message: pb.LinkWelcome) -> tuple[Rendezvous, ...]:
+    """Where each of P's ranks waits."""
+    return tuple(
+        Rendezvous(each.host, each.port, message.backend) for each in message.prefill_ranks
+    )
 
 
 def limits(message: pb.LinkHello | pb.LinkWelcome) -> StagingLimits:

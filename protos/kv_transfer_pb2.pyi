@@ -9,7 +9,7 @@ the data link carries them, so D always knows what the next receive is, how long
 
   D                                     P
   | hello(link_id, epochs) -----------> |
-  | <------------- welcome(rendezvous)  |   both build the 2-rank group(s) under link_id
+  | <------------- welcome(token, ...)   |   a data link for each two ranks that share heads
   | pull(transfer_id, held) ----------> |   the lease becomes the pull's
   | <------------- message(seq 1, ...)  |   one announcement, then the same bytes on the data link
   | ack(seq 1) -----------------------> |   D's staging slot is free again
@@ -128,6 +128,29 @@ class LinkHello(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LinkHello: _TypeAlias = LinkHello  # noqa: Y015
+
+@_typing.final
+class Rendezvous(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOST_FIELD_NUMBER: _builtins.int
+    PORT_FIELD_NUMBER: _builtins.int
+    host: _builtins.str
+    port: _builtins.int
+    """0: this rank has no part in the link"""
+    def __init__(
+        self,
+        *,
+        host: _builtins.str = ...,
+        port: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "port", b"port"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Rendezvous: _TypeAlias = Rendezvous  # noqa: Y015
 
 @_typing.final
 class RankHeads(_message.Message):
@@ -270,39 +293,42 @@ Global___LinkEvent: _TypeAlias = LinkEvent  # noqa: Y015
 class LinkWelcome(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    RENDEZVOUS_HOST_FIELD_NUMBER: _builtins.int
-    RENDEZVOUS_PORT_FIELD_NUMBER: _builtins.int
     PREFILL_TP_SIZE_FIELD_NUMBER: _builtins.int
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
     MAX_INFLIGHT_MESSAGES_FIELD_NUMBER: _builtins.int
     BACKEND_FIELD_NUMBER: _builtins.int
     PREFILL_HEADS_FIELD_NUMBER: _builtins.int
-    rendezvous_host: _builtins.str
-    """of P's TCPStore"""
-    rendezvous_port: _builtins.int
+    PREFILL_RANKS_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
     prefill_tp_size: _builtins.int
     max_message_bytes: _builtins.int
     max_inflight_messages: _builtins.int
     backend: _builtins.str
-    """gloo, nccl or memory"""
+    """gloo, nccl, tls or memory"""
+    token: _builtins.str
+    """of this link: whoever knows it is taken for D"""
     @_builtins.property
     def prefill_heads(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankHeads]:
         """one per prefill rank, in order of ranks"""
 
+    @_builtins.property
+    def prefill_ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Rendezvous]:
+        """where each of them waits for data links, in that order"""
+
     def __init__(
         self,
         *,
-        rendezvous_host: _builtins.str = ...,
-        rendezvous_port: _builtins.int = ...,
         prefill_tp_size: _builtins.int = ...,
         max_message_bytes: _builtins.int = ...,
         max_inflight_messages: _builtins.int = ...,
         backend: _builtins.str = ...,
         prefill_heads: _abc.Iterable[Global___RankHeads] | None = ...,
+        prefill_ranks: _abc.Iterable[Global___Rendezvous] | None = ...,
+        token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "max_inflight_messages", b"max_inflight_messages", "max_message_bytes", b"max_message_bytes", "prefill_heads", b"prefill_heads", "prefill_tp_size", b"prefill_tp_size", "rendezvous_host", b"rendezvous_host", "rendezvous_port", b"rendezvous_port"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "max_inflight_messages", b"max_inflight_messages", "max_message_bytes", b"max_message_bytes", "prefill_heads", b"prefill_heads", "prefill_ranks", b"prefill_ranks", "prefill_tp_size", b"prefill_tp_size", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,7 +9,7 @@ the data link carries them, so D always knows what the next receive is, how long
 
   D                                     P
   | hello(link_id, epochs) -----------> |
-  | <------------- welcome(rendezvous)  |   both build the 2-rank group(s) under link_id
+  | <------------- welcome(token, ...)   |   a data link for each two ranks that share heads
   | pull(transfer_id, held) ----------> |   the lease becomes the pull's
   | <------------- message(seq 1, ...)  |   one announcement, then the same bytes on the data link
   | ack(seq 1) -----------------------> |   D's staging slot is free again

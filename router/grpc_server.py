@@ -12,9 +12,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
-from core.errors import BadRequestError, ConfigError, TandemError
+from core.errors import BadRequestError, TandemError
 from protos import inference_pb2 as pb
 from protos import inference_pb2_grpc
+from protos.certificate_files import CertificateFiles, FrontTls
+from protos.secure_grpc import bind_front
 from router.door import Door
 from router.generation import Generation
 from router.grpc_convert import delta_to_wire, spec_of, usage_to_wire
@@ -71,9 +73,18 @@ async def _abort(context: Context, error: TandemError) -> NoReturn:
 class GrpcServer:
     """Serves the API with health and reflection. `start` returns once calls are accepted."""
 
-    def __init__(self, door: Door, *, host: str, port: int, max_body_bytes: int) -> None:
+    def __init__(
+        self,
+        door: Door,
+        *,
+        host: str,
+        port: int,
+        max_body_bytes: int,
+        certificates: CertificateFiles[FrontTls] | None = None,
+    ) -> None:
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._door = door
+        self._certificates = certificates
         self._options = (
             ("grpc.max_receive_message_length", max_body_bytes),
             ("grpc.so_reuseport", 0),
@@ -88,12 +99,7 @@ class GrpcServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
         reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), server)
-        try:
-            port: int = server.add_insecure_port(self._address)
-        except RuntimeError:  # its text only says how to make the library log more
-            raise ConfigError(
-                f"cannot serve gRPC on {self._address}: the address is taken or not ours"
-            ) from None
+        port = bind_front(server, self._address, self._certificates)
         await server.start()
         self._server = server
         for name in ("", SERVICE):

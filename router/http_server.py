@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import Iterator
 
 import uvicorn
 from fastapi import FastAPI
 
 from core.errors import ConfigError
+from protos.certificate_files import CertificateFiles, FrontTls
 
 
 class _Server(uvicorn.Server):
@@ -32,8 +34,17 @@ class _Server(uvicorn.Server):
 class HttpServer:
     """Serves one application. `start` returns once connections are accepted."""
 
-    def __init__(self, app: FastAPI, *, host: str, port: int) -> None:
+    def __init__(
+        self,
+        app: FastAPI,
+        *,
+        host: str,
+        port: int,
+        certificates: CertificateFiles[FrontTls] | None = None,
+    ) -> None:
+        """HTTPS with `certificates`, plain without."""
         self._app = app
+        self._certificates = certificates
         self._host = host
         self._port = port
         self._server: _Server | None = None
@@ -53,6 +64,9 @@ class HttpServer:
             # Whoever stops us has let requests end before; what is left is soon cancelled.
             timeout_graceful_shutdown=1,
         )
+        if self._certificates is not None:
+            config.load()
+            config.ssl = _replaceable(self._certificates)
         self._server = _Server(config)
         self._task = asyncio.create_task(self._server.serve([listener]), name="http server")
         async with asyncio.timeout(timeout_s):
@@ -68,6 +82,17 @@ class HttpServer:
         # Not awaited itself: who hurries cancels this call and calls it again.
         await asyncio.wait({self._task})
         self._server = self._task = None
+
+
+def _replaceable(certificates: CertificateFiles[FrontTls]) -> ssl.SSLContext:
+    """A context whose every new connection takes the certificates of the moment."""
+    context = certificates.current().context
+
+    def on_hello(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        connection.context = certificates.current().context
+
+    context.sni_callback = on_hello
+    return context
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -8,11 +8,14 @@ stop    refuse new requests, let the others finish within the grace, fail those 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from dataclasses import dataclass
 
 from core.clock import Clock, MonotonicClock
 from core.config import Config
+from protos.certificate_files import front_certificates, peer_certificates
+from protos.secure_grpc import is_loopback
 from router.admission import Admission, shutting_down
 from router.door import Door, DoorSettings
 from router.fleet import Fleet
@@ -31,6 +34,8 @@ from state.store import Store
 from text.card import ModelCard
 from text.chat_template import ChatTemplate
 from text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 MAX_PREFIX_BLOCKS = 1_000_000
 """Blocks whose holders the router remembers: about 200 MB at most, 16 million tokens of KV."""
@@ -60,8 +65,9 @@ class RouterServer:
         *,
         clock: Clock | None = None,
     ) -> None:
-        """The store stays the caller's: it is not closed here."""
+        """The store stays the caller's: it is not closed here. Raises ConfigError."""
         router, clock = config.router, clock or MonotonicClock()
+        front = front_certificates(router)
         self.metrics = RouterMetrics()
         self.fleet = Fleet(
             _session_settings(config),
@@ -91,13 +97,19 @@ class RouterServer:
             timeout_s=config.state.timeout_s,
         )
         app = create_app(self._door, HttpSettings(router.max_body_bytes, int(time.time())))
-        self._http = HttpServer(app, host=router.http_host, port=router.http_port)
+        self._http = HttpServer(
+            app, host=router.http_host, port=router.http_port, certificates=front
+        )
         self._grpc = GrpcServer(
             self._door,
             host=router.grpc_host,
             port=router.grpc_port,
             max_body_bytes=router.max_body_bytes,
+            certificates=front,
         )
+        for name, host in (("http_host", router.http_host), ("grpc_host", router.grpc_host)):
+            if front is None and not is_loopback(host):
+                log.warning("router.%s is %s without router.tls_certificate: plain", name, host)
         self._following: asyncio.Task[None] | None = None
 
     @property
@@ -143,6 +155,7 @@ def _session_settings(config: Config) -> SessionSettings:
     return SessionSettings(
         router_id=new_router_id(),
         silence_s=max(3 * worker.heartbeat_s, worker.stuck_after_s),
+        certificates=peer_certificates(config.tls),
     )
 
 

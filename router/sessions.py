@@ -24,6 +24,7 @@ from core.handoff import Handoff
 from core.load import LoadReport
 from core.request import Attempt, AttemptDone, AttemptFailed
 from protos import codec, worker_pb2, worker_pb2_grpc
+from protos.secure_grpc import PeerCertificates, open_channel
 from router.assignments import Assignment, Assignments
 from router.leg_event import FromLeg, OnLegEnd, Sink, WorkerLost
 from router.policy import WorkerView
@@ -47,7 +48,7 @@ CHANNEL_OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
-    """Deadlines of a session in seconds."""
+    """Deadlines of a session in seconds, and how it is protected."""
 
     router_id: str
     connect_timeout_s: float = 5.0
@@ -55,6 +56,7 @@ class SessionSettings:
     """No message for this long, give or take a twentieth: the worker is lost."""
     first_backoff_s: float = 0.05
     last_backoff_s: float = 2.0
+    certificates: PeerCertificates = None
 
 
 class WorkerSession:
@@ -80,6 +82,7 @@ class WorkerSession:
         self._outgoing: asyncio.Queue[worker_pb2.SessionRequest | None] = asyncio.Queue()
         """None ends the stream."""
         self._closing = asyncio.Event()
+        self._is_unreachable = False
 
     @property
     def connected(self) -> bool:
@@ -177,7 +180,7 @@ class WorkerSession:
 
     async def _serve(self) -> bool:
         self._outgoing = asyncio.Queue()
-        channel = grpc.aio.insecure_channel(self.member.address, options=CHANNEL_OPTIONS)
+        channel = open_channel(self.member.address, self._settings.certificates, CHANNEL_OPTIONS)
         reason, welcomed, patient_until = "session ended", False, 0.0
         try:
             async with channel, asyncio.timeout(self._settings.connect_timeout_s) as deadline:
@@ -256,7 +259,9 @@ class WorkerSession:
         if was_connected:
             log.warning("lost worker %s (%s)", self.member.worker_id, reason)
         else:
-            log.debug("cannot reach worker %s (%s)", self.member.worker_id, reason)
+            level = logging.DEBUG if self._is_unreachable else logging.INFO  # once
+            log.log(level, "cannot reach worker %s (%s)", self.member.worker_id, reason)
+        self._is_unreachable = not was_connected
         for transfer_id, sink in lost.items():
             self._tell_lost(transfer_id, sink, reason)
         self._on_change()

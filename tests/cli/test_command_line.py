@@ -24,7 +24,9 @@ VERBS = (
     "status",
     "logs",
     "kv",
+    "certificates",
     "drain",
+    "probe",
     "stop",
     "config",
     "model",
@@ -37,6 +39,7 @@ INNER_VERBS = (
     "model info",
     "kernels build",
     "kv audit",
+    "certificates create",
     "eval perplexity",
 )
 

@@ -81,8 +81,8 @@ class SlowMaker:
     def host(self) -> Rendezvous:
         return self._inner.host()
 
-    def accept(self, name: str, timeout_s: float, at: Rendezvous | None = None) -> DataLink:
-        return _SlowLink(self, self._inner.accept(name, timeout_s, at))
+    def accept(self, name: str, timeout_s: float) -> DataLink:
+        return _SlowLink(self, self._inner.accept(name, timeout_s))
 
     def dial(self, rendezvous: Rendezvous, name: str, timeout_s: float) -> DataLink:
         return _SlowLink(self, self._inner.dial(rendezvous, name, timeout_s))

@@ -7,9 +7,12 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
+from fakes_certificates import certificates_in, new_certificates
 from fakes_kv_peers import (
     FIRST_TOKENS,
     LONG_S,
@@ -27,6 +30,7 @@ from kv_transfer.events import BlocksArrived, LeaseEnded, LeaseOutcome
 from kv_transfer.faulty_link import FaultyLinkMaker
 from kv_transfer.link import LinkMaker
 from kv_transfer.memory_link import MemoryLinkMaker
+from kv_transfer.secure_link import SecureLinkMaker
 from kv_transfer.torch_link import TorchLinkMaker
 
 HEADS3 = KVSpec((KVGroup(num_layers=2, num_kv_heads=3, head_dim=4),), block_size=4, dtype="float32")
@@ -133,9 +137,17 @@ def test_every_rank_gets_its_heads_from_a_group_of_any_size(
     assert sent.num_bytes == received.num_bytes > 0
 
 
+@pytest.mark.parametrize("kind", ["gloo", "tls"])
 @pytest.mark.parametrize(("prefill_ranks", "decode_ranks"), [(2, 1), (1, 2), (2, 3)])
-def test_groups_meet_over_gloo(make_pair: MakePair, prefill_ranks: int, decode_ranks: int) -> None:
-    pair = make_pair(prefill_ranks, decode_ranks, gloo, verify=True)
+def test_groups_meet_over_real_links(
+    make_pair: MakePair, prefill_ranks: int, decode_ranks: int, kind: str, tmp_path: Path
+) -> None:
+    """Each rank of P waits at a port of its own."""
+    make: Callable[[], LinkMaker] = gloo
+    if kind == "tls":
+        certificates = certificates_in(new_certificates(tmp_path))
+        make = partial(SecureLinkMaker, host="127.0.0.1", certificates=certificates)
+    pair = make_pair(prefill_ranks, decode_ranks, make, verify=True)
     pair.pull("t")
     pair.grant("t")
     pair.d.receive(TARGET)

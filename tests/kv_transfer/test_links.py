@@ -1,4 +1,4 @@
-"""The rules of data links, which the in-memory twin and gloo both keep; and ways of gloo alone."""
+"""The rules of data links, which the in-memory twin, gloo and TLS keep; and ways of gloo alone."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import pytest
 import torch
+from fakes_certificates import certificates_in, new_certificates
 from fakes_kv_peers import LONG_S
 
+from core.config import TlsConfig
 from core.errors import ConfigError, TransferError
 from kv_transfer.backend import Backend, make_links
 from kv_transfer.link import DataLink, LinkMaker, Rendezvous
 from kv_transfer.memory_link import MemoryLinkMaker
+from kv_transfer.secure_link import SecureLinkMaker
 from kv_transfer.torch_link import TorchLinkMaker
 
 BIG = 8 * 1024 * 1024
@@ -28,10 +32,27 @@ def gloo() -> LinkMaker:
     return TorchLinkMaker(host="127.0.0.1", backend="gloo")
 
 
-@pytest.fixture(params=[MemoryLinkMaker, gloo], ids=["memory", "gloo"])
-def pair(request: pytest.FixtureRequest) -> Iterator[tuple[DataLink, DataLink]]:
+KINDS = ["memory", "gloo", "secure"]
+
+
+@pytest.fixture(scope="module")
+def secure(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], LinkMaker]:
+    certificates = certificates_in(new_certificates(tmp_path_factory.mktemp("tls")))
+    return lambda: SecureLinkMaker(host="127.0.0.1", certificates=certificates)
+
+
+@pytest.fixture(params=KINDS)
+def make(
+    request: pytest.FixtureRequest, secure: Callable[[], LinkMaker]
+) -> Callable[[], LinkMaker]:
+    kinds = {"memory": MemoryLinkMaker, "gloo": gloo, "secure": secure}
+    return kinds[request.param]
+
+
+@pytest.fixture
+def pair(make: Callable[[], LinkMaker]) -> Iterator[tuple[DataLink, DataLink]]:
     """P's and D's end of a link, and P's process still listening."""
-    maker: LinkMaker = request.param()
+    maker = make()
     with ThreadPoolExecutor(1) as threads:
         accepting = threads.submit(maker.accept, "name", LONG_S)
         receiving = maker.dial(maker.host(), "name", LONG_S)
@@ -121,7 +142,6 @@ def test_closing_one_end_fails_the_waits_of_the_other(pair: Pair) -> None:
     assert error.value.reason == "peer_lost"
 
 
-@pytest.mark.parametrize("make", [MemoryLinkMaker, gloo])
 def test_a_link_that_nobody_joins_is_not_made(make: Callable[[], LinkMaker]) -> None:
     maker = make()
     with pytest.raises(TransferError) as error:
@@ -130,7 +150,6 @@ def test_a_link_that_nobody_joins_is_not_made(make: Callable[[], LinkMaker]) -> 
     maker.close()
 
 
-@pytest.mark.parametrize("make", [MemoryLinkMaker, gloo])
 def test_a_link_that_is_given_up_while_it_is_made_fails_at_once(
     make: Callable[[], LinkMaker],
 ) -> None:
@@ -144,16 +163,16 @@ def test_a_link_that_is_given_up_while_it_is_made_fails_at_once(
     maker.close()
 
 
-@pytest.mark.parametrize("make", [MemoryLinkMaker, gloo])
 def test_ends_of_different_backends_are_never_joined(make: Callable[[], LinkMaker]) -> None:
     with pytest.raises(TransferError) as error:
         make().dial(Rendezvous("127.0.0.1", 1, "nccl"), "name", LONG_S)
     assert error.value.reason == "incompatible"
 
 
-def test_links_are_made_side_by_side() -> None:
+@pytest.mark.parametrize("make", ["gloo", "secure"], indirect=True)
+def test_links_are_made_side_by_side(make: Callable[[], LinkMaker]) -> None:
     """A link whose peer is late doesn't hold the next one up."""
-    maker = gloo()
+    maker = make()
     with ThreadPoolExecutor(3) as threads:
         late = threads.submit(maker.accept, "late", LONG_S)
         accepting = threads.submit(maker.accept, "next", LONG_S)
@@ -165,26 +184,33 @@ def test_links_are_made_side_by_side() -> None:
     maker.close()
 
 
-def _dial_and_wait(commands: Connection, rendezvous: Rendezvous) -> None:
+def _dial_and_wait(commands: Connection, rendezvous: Rendezvous, tls: TlsConfig | None) -> None:
     """A D process that joins a link and then only says so."""
-    link = gloo().dial(rendezvous, "link", LONG_S)
+    maker = gloo()
+    if tls is not None:
+        maker = SecureLinkMaker(host="127.0.0.1", certificates=certificates_in(tls))
+    link = maker.dial(rendezvous, "link", LONG_S)
     commands.send("joined")
     commands.recv()
     link.close()
 
 
+@pytest.mark.parametrize("kind", ["gloo", "secure"])
 @pytest.mark.parametrize(
     ("number", "timeout_s", "reason"),
     [(signal.SIGKILL, LONG_S, "peer_lost"), (signal.SIGSTOP, 0.5, "timeout")],
 )
 def test_a_send_to_a_process_that_dies_or_stops_fails(
-    number: signal.Signals, timeout_s: float, reason: str
+    number: signal.Signals, timeout_s: float, reason: str, kind: str, tmp_path: Path
 ) -> None:
+    tls = None if kind == "gloo" else new_certificates(tmp_path)
     maker = gloo()
+    if tls is not None:
+        maker = SecureLinkMaker(host="127.0.0.1", certificates=certificates_in(tls))
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["kv_transfer.service", "kv_transfer.receiver"])
     ours, theirs = context.Pipe()
-    process = context.Process(target=_dial_and_wait, args=(theirs, maker.host()))
+    process = context.Process(target=_dial_and_wait, args=(theirs, maker.host(), tls))
     process.start()
     link = maker.accept("link", LONG_S)
     assert ours.poll(LONG_S) and process.pid is not None
@@ -196,6 +222,18 @@ def test_a_send_to_a_process_that_dies_or_stops_fails(
     maker.close()
     process.kill()
     process.join(LONG_S)
+
+
+def test_where_there_are_certificates_links_are_tls_unless_told_otherwise(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    certificates = certificates_in(new_certificates(tmp_path))
+    chosen: list[tuple[Backend, str]] = [("auto", "tls"), ("gloo", "gloo")]
+    for backend, expected in chosen:
+        maker = make_links(backend, host="127.0.0.1", device="cpu", certificates=certificates)
+        assert maker.host().backend == expected
+        assert ("not protected" in caplog.text) == (expected == "gloo")
+        maker.close()
 
 
 def test_the_backend_follows_the_device_of_the_kv() -> None:

@@ -14,7 +14,7 @@ from core.clock import MonotonicClock
 from kv_cache.storage import KVStorage
 from kv_transfer.events import LeaseEnded, LeaseOutcome
 from kv_transfer.layout import plan_routes
-from kv_transfer.link_plan import LinkPlan
+from kv_transfer.link_plan import LinkPlan, lane_name
 from kv_transfer.memory_link import MemoryLinkMaker
 from kv_transfer.outbox import Outbox
 from kv_transfer.sender import Sender
@@ -50,6 +50,8 @@ class _Setting:
                 BlockFormat.of(storage),
                 StagingLimits(4 * SPEC.bytes_per_block, 2),
             ),
+            token="token",
+            welcome=lambda hosts: pb.LinkEvent(welcome=pb.LinkWelcome()),
             timeout_s=LONG_S,
             stats=stats,
             verify=verify,
@@ -90,7 +92,10 @@ def test_each_decode_rank_gets_its_heads_over_a_data_link_of_its_own(
     storage = random_storage(5)
     setting = _Setting(storage, HEADS_OF_TWO_RANKS)
     settings.append(setting)
-    ends = [setting.links.dial(setting.links.host(), f"link/{rank}", LONG_S) for rank in (0, 1)]
+    ends = [
+        setting.links.dial(setting.links.host(), lane_name("link", "token", rank), LONG_S)
+        for rank in (0, 1)
+    ]
     setting.pull("t", [4, 2])
     for rank, end in enumerate(ends):
         expected = storage.pack([4, 2], slice(rank, rank + 1))
@@ -140,7 +145,7 @@ def test_a_lease_that_is_cancelled_while_it_is_packed_ends_after_the_packing(
     storage = _SlowStorage()
     setting = _Setting(storage, [[0, 1]])
     settings.append(setting)
-    setting.links.dial(setting.links.host(), "link/0", LONG_S)
+    setting.links.dial(setting.links.host(), lane_name("link", "token", 0), LONG_S)
     setting.pull("t", [4, 2])
     assert storage.packing.wait(LONG_S)
     setting.sender.cancel("t")
@@ -159,10 +164,10 @@ def test_a_packing_that_fails_ends_the_link_and_its_leases(
     storage.broken = True
     setting = _Setting(storage, [[0, 1]], verify=verify)
     settings.append(setting)
-    setting.links.dial(setting.links.host(), "link/0", LONG_S)
+    setting.links.dial(setting.links.host(), lane_name("link", "token", 0), LONG_S)
     setting.pull("t", [4, 2])
     storage.go_on.set()
     assert setting.inbox.take(LeaseEnded) == LeaseEnded("t", LeaseOutcome.PEER_LOST)
     assert setting.inbox.is_empty() and setting.sender.num_leases == 0
     # Its checksum would have been announced with it; without, D is told at once and loses the link
-    assert setting.said() == ([] if verify else ["message"])
+    assert setting.said() == (["welcome"] if verify else ["welcome", "message"])
