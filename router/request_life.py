@@ -6,6 +6,8 @@
     finish    the worker's finish reason, or a stop string found here (that choice's legs: cancel)
     fail      P lost before its first tokens, a pull failed, D lost: both legs are cancelled, the
               unfinished choices queue again and go on from prompt + emitted, up to max_attempts
+    move      D drains: if another D could take over, D is asked to let go. A choice that it offers
+              the KV of goes on there, nothing computed anew; others queue again
     close     always, whatever ended the loop (finished, error, client gone): cancel what still runs
 
 One task, one loop, one mailbox. A choice that has emitted is resumed by an attempt of its own;
@@ -14,24 +16,26 @@ those that have not yet share one. What a client has seen is never computed agai
 
 from __future__ import annotations
 
+import enum
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
 
 from core.clock import Clock
 from core.errors import DeadlineError, TandemError, TransferError
-from core.handoff import Started
-from core.request import Attempt, AttemptDone, AttemptFailed, Phase, TokenEvent
-from kv_cache.block_hash import block_hashes, root_hash
+from core.handoff import Handoff, Moved, Started
+from core.request import AttemptDone, AttemptFailed, Phase, TokenEvent
 from router.admitted_request import AdmittedRequest
 from router.attempt_run import AttemptRun
 from router.choice import Choice, ChoiceState, Delta, joined
-from router.failures import broken_promise_error, error_of, no_pair_error
+from router.failures import broken_promise_error, error_of, is_draining, no_pair_error
 from router.fleet import Fleet
-from router.identifiers import new_transfer_id
 from router.inbox import Inbox
-from router.leg_event import FromLeg, WorkerLost
-from router.policy import Demand, NoPair
+from router.leg_event import FromLeg, WorkerDraining, WorkerLost
+from router.placement import Placement
+from router.policy import NoPair
 from router.timeline import RequestTimeline
+from router.worker_pair import WorkerPair
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,17 @@ class LifeSettings:
     max_attempts: int
     no_worker_timeout_s: float
     block_size: int
+
+
+class MoveOutcome(enum.StrEnum):
+    """What came of a choice that a draining decode worker let go of."""
+
+    PULLED = "pulled"
+    """It went on elsewhere with its KV."""
+    FAILED = "failed"
+    """Its KV could not be pulled, and was computed anew."""
+    GIVEN_BACK = "given_back"
+    """It had no KV to be pulled: it waited, or was being imported or computed."""
 
 
 class RequestLife:
@@ -63,15 +78,12 @@ class RequestLife:
         """Hits of the first attempt that started; later ones would find what that one left."""
         self.prefill_worker = ""
         self.decode_worker = ""
-        self._fleet = fleet
+        self.moves: Counter[MoveOutcome] = Counter()
+        self._placement = Placement(request, fleet, clock, block_size=settings.block_size)
         self._settings = settings
         self._clock = clock
         self._inbox: Inbox[FromLeg] = Inbox()
         self._runs: dict[str, AttemptRun] = {}
-        self._excluded: set[str] = set()
-        self._root = root_hash(request.model, request.cache_salt)
-        # Kept, since a request that waits for a worker asks again with every load report.
-        self._prompt_hashes = block_hashes(self._root, request.token_ids, settings.block_size)
         self._waiting: NoPair | None = None
         self._waiting_since = 0.0
         self._error: TandemError | None = None
@@ -93,6 +105,7 @@ class RequestLife:
         try:
             while not all(choice.ended for choice in self.choices):
                 self._begin_queued()
+                self._ask_to_move()
                 for delta in self._apply(await self._inbox.take(self._patience_s())):
                     yield delta
                 self._check()
@@ -113,47 +126,23 @@ class RequestLife:
         groups = [fresh] if fresh else []
         groups += [[c] for c in queued if c.token_ids]
         missing = [no_pair for group in groups if (no_pair := self._begin(group))]
-        self._wait_for_pair(missing[0] if missing else None)
+        self._note_missing(missing[0] if missing else None)
 
     def _begin(self, choices: list[Choice]) -> NoPair | None:
         """Begins one attempt for these choices, or says why no pair can take it now."""
-        token_ids = (*self.request.token_ids, *choices[0].token_ids)
-        demand = Demand(
-            num_tokens=len(token_ids),
-            num_new_tokens=self.request.sampling.max_tokens - len(choices[0].token_ids),
-            num_choices=len(choices),
-            excluded=frozenset(self._excluded),
-        )
-        pair = self._fleet.choose(demand, self._hashes(token_ids))
+        pair = self._placement.pair(choices)
         if isinstance(pair, NoPair):
             return pair
-        run = AttemptRun(self._attempt(token_ids, choices), pair, choices)
-        self._runs[run.attempt.transfer_id] = run
-        self.num_attempts += 1
-        self._note_workers(run)
+        run = self._add(AttemptRun(self._placement.attempt(choices), pair, choices))
         self.timeline.prefill_sent(self._clock.now())
         run.begin(self._inbox.put, block_size=self._settings.block_size)
         return None
 
-    def _hashes(self, token_ids: tuple[int, ...]) -> list[bytes]:
-        known = self._prompt_hashes
-        return known + block_hashes(self._root, token_ids, self._settings.block_size, known)
-
-    def _attempt(self, token_ids: tuple[int, ...], choices: list[Choice]) -> Attempt:
-        request = self.request
-        return Attempt(
-            request_id=request.request_id,
-            transfer_id=new_transfer_id(),
-            model=request.model,
-            token_ids=token_ids,
-            num_prompt_tokens=len(request.token_ids),
-            choices=tuple(c.index for c in choices),
-            sampling=request.sampling,
-            deadline_s=max(0.0, request.deadline - self._clock.now()),
-            priority=request.priority,
-            cache_salt=request.cache_salt,
-            tenant=request.tenant,
-        )
+    def _add(self, run: AttemptRun) -> AttemptRun:
+        self._runs[run.attempt.transfer_id] = run
+        self.num_attempts += 1
+        self._note_workers(run)
+        return run
 
     def _note_workers(self, run: AttemptRun) -> None:
         """Keeps who computed the first token, and who was last to decode."""
@@ -165,13 +154,16 @@ class RequestLife:
 
     # ---- waiting, bounded
 
-    def _wait_for_pair(self, no_pair: NoPair | None) -> None:
+    def _note_missing(self, no_pair: NoPair | None) -> None:
         if no_pair is not None and self._waiting is None:
             self._waiting_since = self._clock.now()
-            self._fleet.watch(self._inbox.wake)
-        elif no_pair is None and self._waiting is not None:
-            self._fleet.unwatch(self._inbox.wake)
         self._waiting = no_pair
+
+    def _watch_fleet(self, *, wanted: bool) -> None:
+        if wanted:
+            self._placement.watch(self._inbox.wake)
+        else:
+            self._placement.unwatch(self._inbox.wake)
 
     def _patience_s(self) -> float:
         """How long the loop may sleep before a deadline needs a look."""
@@ -213,6 +205,10 @@ class RequestLife:
                 self._started(run, started)
             case TokenEvent() as token:
                 return self._token(run, message.phase, token)
+            case Moved() as moved:
+                self._moved(run, moved)
+            case WorkerDraining():
+                run.drains(message.phase)
             case AttemptDone():
                 run.leg_over(message.phase)
                 self._check_promises(run)
@@ -231,11 +227,13 @@ class RequestLife:
         choice = next((c for c in run.choices if c.index == event.choice), None)
         if choice is None:
             return None
-        run.progressed(phase)
+        if run.progressed(phase) and run.follows_kv:
+            self.moves[MoveOutcome.PULLED] += 1
         delta = choice.accept(event)
         if delta is None:
             return None
         self._note_tokens(choice, delta)
+        self._follow_offers(run)
         if not run.unfinished:
             self._end(run)
         elif choice.ended and not choice.finished_by_worker:
@@ -247,6 +245,73 @@ class RequestLife:
         total = len(choice.token_ids)
         for position in range(total - len(delta.token_ids), total):
             self.timeline.token(position, now)
+
+    # ---- move
+
+    def _ask_to_move(self) -> None:
+        """Asks draining workers to let go of what another one could take over now.
+
+        Without another one it runs on where it is, until one comes or the drain ends.
+        """
+        staying = [run for run in self._runs.values() if run.wants_to_move]
+        for run in list(staying):
+            source = run.pair.decode
+            assert source is not None, "it is who drains"
+            if self._placement.could_follow(run.unfinished, source.member.compat_key):
+                run.ask_to_move()
+                staying.remove(run)
+        self._watch_fleet(wanted=bool(staying) or self._waiting is not None)
+
+    def _moved(self, run: AttemptRun, moved: Moved) -> None:
+        for choice in [c for c in run.choices if c.index in moved.choices]:
+            if moved.handoff is not None:
+                run.offered[choice.index] = moved.handoff
+            else:
+                run.hand_over(choice)
+                if not choice.ended:
+                    choice.requeue()
+                    self.moves[MoveOutcome.GIVEN_BACK] += 1
+        self._follow_offers(run)
+        if not run.unfinished:
+            self._end(run)
+
+    def _follow_offers(self, run: AttemptRun) -> None:
+        """Goes on with choices that D let go of, once their tokens are here: P's may come later."""
+        for choice in [c for c in run.choices if c.index in run.offered]:
+            handoff = run.offered[choice.index]
+            if choice.ended or self._placement.missing_tokens(choice, handoff) <= 0:
+                run.hand_over(choice)
+                self._follow(run, choice, handoff)
+
+    def _follow(self, run: AttemptRun, choice: Choice, handoff: Handoff) -> None:
+        """Goes on where a worker can pull the choice's KV; else it is computed anew."""
+        source = run.pair.decode
+        assert source is not None, "nobody else lets go of choices"
+        session = None
+        if not choice.ended and self._placement.missing_tokens(choice, handoff) == 0:
+            session = self._placement.decode_worker([choice], handoff.compat_key)
+        if session is None:
+            source.cancel(handoff.transfer_id)
+            if not choice.ended:
+                choice.requeue()
+                self.moves[MoveOutcome.FAILED] += 1
+            return
+        attempt = self._placement.continuation(choice, handoff)
+        pair = WorkerPair(prefill=source, decode=session)
+        following = self._add(AttemptRun(attempt, pair, [choice], follows=handoff))
+        following.follow(self._inbox.put, block_size=self._settings.block_size)
+
+    def _redirect(self, run: AttemptRun) -> bool:
+        """D drained before it took over: another one may pull the same KV."""
+        source = run.pair.prefill
+        if source is None or not run.can_redirect:
+            return False
+        session = self._placement.decode_worker(run.unfinished, source.member.compat_key)
+        if session is None:
+            return False
+        run.redirect(session, self._inbox.put, block_size=self._settings.block_size)
+        self._note_workers(run)
+        return True
 
     # ---- failure
 
@@ -261,8 +326,11 @@ class RequestLife:
     def _leg_failed(self, run: AttemptRun, phase: Phase, error: TandemError) -> None:
         """A lost P matters only until its first tokens are here: then D will say if it does."""
         run.leg_over(phase)
-        if run.needs(phase):
-            self._fail(run, phase, error)
+        if not run.needs(phase):
+            return
+        if phase is Phase.DECODE and is_draining(error) and self._redirect(run):
+            return
+        self._fail(run, phase, error)
 
     def _fail(self, run: AttemptRun, phase: Phase, error: TandemError) -> None:
         """Ends the attempt; its unfinished choices queue again, or the request is over."""
@@ -273,10 +341,15 @@ class RequestLife:
             blamed = list(Phase)
         for session in (run.pair.session(p) for p in blamed):
             if session is not None:
-                self._excluded.add(session.member.epoch)
+                self._placement.exclude(session)
+        if run.follows_kv and run.can_redirect:
+            self.moves[MoveOutcome.FAILED] += 1
         for choice in run.unfinished:
-            choice.requeue()
-        exhausted = any(c.num_attempts >= self._settings.max_attempts for c in run.unfinished)
+            if is_draining(error):
+                choice.requeue()
+            else:
+                choice.fail()
+        exhausted = any(c.num_failures >= self._settings.max_attempts for c in run.unfinished)
         if exhausted or not error.retryable:
             self._error = error
 
@@ -286,7 +359,7 @@ class RequestLife:
 
     def _close(self) -> None:
         """No awaits in here: it also runs when the client's task is being cancelled."""
-        self._fleet.unwatch(self._inbox.wake)
+        self._watch_fleet(wanted=False)
         self._inbox.close()
         for run in list(self._runs.values()):
             self._end(run)
