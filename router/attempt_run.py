@@ -116,7 +116,8 @@ class AttemptRun:
             self.pair.decode.move(self.attempt.transfer_id)
 
     def hand_over(self, choice: Choice) -> None:
-        """The choice is no longer this attempt's business."""
+        """The choice, and what was kept of it, are no longer this attempt's business."""
+        self.offered.pop(choice.index, None)
         self.choices = tuple(c for c in self.choices if c is not choice)
 
     def progressed(self, phase: Phase) -> bool:
@@ -157,7 +158,11 @@ class AttemptRun:
             self.pair.decode.cancel(self.attempt.transfer_id, (choice.index,))
 
     def close(self) -> None:
-        """Ends both legs. Idempotent."""
+        """Ends both legs, and gives up what nobody followed. Idempotent."""
+        if self.pair.decode is not None:
+            for handoff in self.offered.values():
+                self.pair.decode.cancel(handoff.transfer_id)
+            self.offered.clear()
         for phase in Phase:
             session = self.pair.session(phase)
             if session is None:
