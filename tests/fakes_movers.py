@@ -164,9 +164,7 @@ class Movers:
             assert pool.num_available == pool.num_blocks
             assert worker.lent.unreleased == 0
 
-    def _submit(
-        self, request: str, attempt: Attempt, handoff: Handoff | None, worker: str
-    ) -> None:
+    def _submit(self, request: str, attempt: Attempt, handoff: Handoff | None, worker: str) -> None:
         self._requests_of[attempt.transfer_id] = request
         self._at[attempt.transfer_id] = worker
         self.workers[worker].role.handle(Submit(attempt, handoff), self.now)
@@ -176,7 +174,9 @@ class Movers:
         for lease_ended in ended:
             worker.role.handle(lease_ended, self.now)
         for lender in self.workers.values():
-            mine = [e for e in lender.lent.to_decode if self.pulled_by[e.transfer_id] == worker.name]
+            mine = [
+                e for e in lender.lent.to_decode if self.pulled_by[e.transfer_id] == worker.name
+            ]
             lender.lent.to_decode = [e for e in lender.lent.to_decode if e not in mine]
             for event in mine:
                 worker.role.handle(event, self.now)
