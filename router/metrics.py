@@ -121,7 +121,7 @@ class RouterMetrics:
             self._prompt_tokens.inc(len(life.request.token_ids))
             self._cached_tokens.inc(life.num_cached_tokens or 0)
             self._retries.inc(life.num_retries)
-            for move, count in life.moves.items():
+            for move, count in life.moves.outcomes.items():
                 self._moves.labels(move.value).inc(count)
             self._observe_timings(life)
 

@@ -16,14 +16,12 @@ those that have not yet share one. What a client has seen is never computed agai
 
 from __future__ import annotations
 
-import enum
-from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
 
 from core.clock import Clock
 from core.errors import DeadlineError, TandemError, TransferError
-from core.handoff import Handoff, Moved, Started
+from core.handoff import Moved, Started
 from core.request import AttemptDone, AttemptFailed, Phase, TokenEvent
 from router.admitted_request import AdmittedRequest
 from router.attempt_run import AttemptRun
@@ -32,10 +30,10 @@ from router.failures import broken_promise_error, error_of, is_draining, no_pair
 from router.fleet import Fleet
 from router.inbox import Inbox
 from router.leg_event import FromLeg, WorkerDraining, WorkerLost
+from router.moves import Moves
 from router.placement import Placement
 from router.policy import NoPair
 from router.timeline import RequestTimeline
-from router.worker_pair import WorkerPair
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +43,6 @@ class LifeSettings:
     max_attempts: int
     no_worker_timeout_s: float
     block_size: int
-
-
-class MoveOutcome(enum.StrEnum):
-    """What came of a choice that a draining decode worker let go of."""
-
-    PULLED = "pulled"
-    """It went on elsewhere with its KV."""
-    FAILED = "failed"
-    """Its KV could not be pulled, and was computed anew."""
-    GIVEN_BACK = "given_back"
-    """It had no KV to be pulled: it waited, or was being imported or computed."""
 
 
 class RequestLife:
@@ -78,8 +65,8 @@ class RequestLife:
         """Hits of the first attempt that started; later ones would find what that one left."""
         self.prefill_worker = ""
         self.decode_worker = ""
-        self.moves: Counter[MoveOutcome] = Counter()
         self._placement = Placement(request, fleet, clock, block_size=settings.block_size)
+        self.moves = Moves(self._placement, self._begin_following)
         self._settings = settings
         self._clock = clock
         self._inbox: Inbox[FromLeg] = Inbox()
@@ -159,12 +146,6 @@ class RequestLife:
             self._waiting_since = self._clock.now()
         self._waiting = no_pair
 
-    def _watch_fleet(self, *, wanted: bool) -> None:
-        if wanted:
-            self._placement.watch(self._inbox.wake)
-        else:
-            self._placement.unwatch(self._inbox.wake)
-
     def _patience_s(self) -> float:
         """How long the loop may sleep before a deadline needs a look."""
         until = self.request.deadline
@@ -227,13 +208,13 @@ class RequestLife:
         choice = next((c for c in run.choices if c.index == event.choice), None)
         if choice is None:
             return None
-        if run.progressed(phase) and run.follows_kv:
-            self.moves[MoveOutcome.PULLED] += 1
+        if run.progressed(phase):
+            self.moves.progressed(run)
         delta = choice.accept(event)
         if delta is None:
             return None
         self._note_tokens(choice, delta)
-        self._follow_offers(run)
+        self.moves.follow(run)
         if not run.unfinished:
             self._end(run)
         elif choice.ended and not choice.finished_by_worker:
@@ -249,64 +230,23 @@ class RequestLife:
     # ---- move
 
     def _ask_to_move(self) -> None:
-        """Asks draining workers to let go of what another one could take over now.
+        staying = self.moves.ask(self._runs.values())
+        if staying or self._waiting is not None:
+            self._placement.watch(self._inbox.wake)
+        else:
+            self._placement.unwatch(self._inbox.wake)
 
-        Without another one it runs on where it is, until one comes or the drain ends.
-        """
-        staying = [run for run in self._runs.values() if run.wants_to_move]
-        for run in list(staying):
-            source = run.pair.decode
-            assert source is not None, "it is who drains"
-            if self._placement.could_follow(run.unfinished, source.member.compat_key):
-                run.ask_to_move()
-                staying.remove(run)
-        self._watch_fleet(wanted=bool(staying) or self._waiting is not None)
+    def _begin_following(self, run: AttemptRun) -> None:
+        self._add(run).follow(self._inbox.put, block_size=self._settings.block_size)
 
     def _moved(self, run: AttemptRun, moved: Moved) -> None:
-        for choice in [c for c in run.choices if c.index in moved.choices]:
-            if moved.handoff is not None:
-                run.offered[choice.index] = moved.handoff
-            else:
-                run.hand_over(choice)
-                if not choice.ended:
-                    choice.requeue()
-                    self.moves[MoveOutcome.GIVEN_BACK] += 1
-        self._follow_offers(run)
+        self.moves.let_go(run, moved)
         if not run.unfinished:
             self._end(run)
 
-    def _follow_offers(self, run: AttemptRun) -> None:
-        """Goes on with choices that D let go of, once their tokens are here: P's may come later."""
-        for choice in [c for c in run.choices if c.index in run.offered]:
-            handoff = run.offered[choice.index]
-            if choice.ended or self._placement.missing_tokens(choice, handoff) <= 0:
-                run.hand_over(choice)
-                self._follow(run, choice, handoff)
-
-    def _follow(self, run: AttemptRun, choice: Choice, handoff: Handoff) -> None:
-        """Goes on where a worker can pull the choice's KV; else it is computed anew."""
-        source = run.pair.decode
-        assert source is not None, "nobody else lets go of choices"
-        session = None
-        if not choice.ended and self._placement.missing_tokens(choice, handoff) == 0:
-            session = self._placement.decode_worker([choice], handoff.compat_key)
-        if session is None:
-            source.cancel(handoff.transfer_id)
-            if not choice.ended:
-                choice.requeue()
-                self.moves[MoveOutcome.FAILED] += 1
-            return
-        attempt = self._placement.continuation(choice, handoff)
-        pair = WorkerPair(prefill=source, decode=session)
-        following = self._add(AttemptRun(attempt, pair, [choice], follows=handoff))
-        following.follow(self._inbox.put, block_size=self._settings.block_size)
-
     def _redirect(self, run: AttemptRun) -> bool:
-        """D drained before it took over: another one may pull the same KV."""
-        source = run.pair.prefill
-        if source is None or not run.can_redirect:
-            return False
-        session = self._placement.decode_worker(run.unfinished, source.member.compat_key)
+        """D drained before it took over: another one may pull the same KV, if there is any."""
+        session = self.moves.another_decode_worker(run)
         if session is None:
             return False
         run.redirect(session, self._inbox.put, block_size=self._settings.block_size)
@@ -342,8 +282,7 @@ class RequestLife:
         for session in (run.pair.session(p) for p in blamed):
             if session is not None:
                 self._placement.exclude(session)
-        if run.follows_kv and run.can_redirect:
-            self.moves[MoveOutcome.FAILED] += 1
+        self.moves.failed(run)
         for choice in run.unfinished:
             if is_draining(error):
                 choice.requeue()
@@ -359,7 +298,7 @@ class RequestLife:
 
     def _close(self) -> None:
         """No awaits in here: it also runs when the client's task is being cancelled."""
-        self._watch_fleet(wanted=False)
+        self._placement.unwatch(self._inbox.wake)
         self._inbox.close()
         for run in list(self._runs.values()):
             self._end(run)
