@@ -24,6 +24,7 @@ from engine.intake import Limits
 from engine.kv_lender import KVLender, WorkerIdentity
 from engine.role import Cancel, Move, Submit
 from kv_cache.block_pool import BlockPool
+from kv_transfer.events import BlocksArrived
 
 BLOCK_SIZE = 4
 
@@ -41,6 +42,9 @@ class _Receiver:
 
     def abort(self, transfer_id: str) -> None:
         for worker in self.movers.workers.values():
+            for event in worker.lent.to_decode:
+                if event.transfer_id == transfer_id and isinstance(event, BlocksArrived):
+                    event.release()
             worker.lent.abort(transfer_id)
 
 
@@ -217,6 +221,7 @@ class Movers:
         name = self._requests_of[moved.transfer_id]
         request = self._requests[name]
         if moved.handoff is None:
+            self._give_up_kv(moved.transfer_id)
             self._restart(name, moved.choices, worker)
             return
         (choice,) = moved.choices
@@ -234,10 +239,17 @@ class Movers:
 
     def _again(self, name: str, transfer_id: str, worker: str) -> None:
         """A failed attempt: what it ran goes on elsewhere, computed anew."""
+        self._give_up_kv(transfer_id)
         suffix = transfer_id.rpartition("+")[2]
         known = self._requests[name].attempt.choices
         choices = (int(suffix),) if "+" in transfer_id else known
         self._restart(name, choices, worker)
+
+    def _give_up_kv(self, transfer_id: str) -> None:
+        """Nobody will pull what may be kept for this attempt, which is over."""
+        if "+" in transfer_id:
+            for worker in self.workers.values():
+                worker.role.handle(Cancel(transfer_id), self.now)
 
     def _restart(self, name: str, choices: Sequence[int], worker: str) -> None:
         request = self._requests[name]

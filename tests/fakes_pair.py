@@ -119,9 +119,6 @@ class MemoryTransfers:
         transfer.next_block = max(transfer.next_block, num_held_blocks)
 
     def abort(self, transfer_id: str) -> None:
-        for event in self.to_decode:
-            if event.transfer_id == transfer_id and isinstance(event, BlocksArrived):
-                event.release()
         self.to_decode = [e for e in self.to_decode if e.transfer_id != transfer_id]
         self._end(transfer_id, LeaseOutcome.ABORTED)
 
