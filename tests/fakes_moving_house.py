@@ -1,11 +1,12 @@
-"""Requests that move between decode workers, and what their answers must be: the same to the bit."""
+"""Requests that move between decode workers, and what their answers must be, to the bit."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from fakes_asks import GREEDY, MIXED, PENALISED, WARM
 from fakes_cases import CaseHouse, some_tokens
@@ -13,6 +14,7 @@ from fakes_golden import Answer, Ask
 from fakes_observed_worker import ObservedWorker
 
 from core import metric_names as names
+from core.load import LoadReport
 from core.request import Phase, SamplingParams
 
 NUM_TOKENS = 250
@@ -44,9 +46,45 @@ async def new_decode_worker(house: CaseHouse) -> ObservedWorker:
     return worker
 
 
-async def complete(house: CaseHouse, salt: str, asks: Sequence[Ask] = ASKS) -> list[Answer]:
+async def complete(
+    house: CaseHouse,
+    salt: str,
+    asks: Sequence[Ask] = ASKS,
+    on_delta: Callable[[Ask], None] = lambda _: None,
+) -> list[Answer]:
     """All of them at once; nothing is found cached that another salt has left."""
-    return list(await asyncio.gather(*(house.router.complete(each, salt) for each in asks)))
+    answers = [house.router.complete(x, salt, on_delta=partial(on_delta, x)) for x in asks]
+    return list(await asyncio.gather(*answers))
+
+
+async def begin(house: CaseHouse, salt: str, worker: ObservedWorker) -> asyncio.Task[list[Answer]]:
+    """All answers under way, and the only decode worker held with its first step of any."""
+    begun: set[str] = set()
+    all_begun = asyncio.Event()
+
+    def note(asked: Ask) -> None:
+        begun.add(asked.name)
+        if len(begun) == len(ASKS):
+            all_begun.set()
+
+    worker.posted.clear()
+    worker.steps.hold()
+    asking = asyncio.create_task(complete(house, salt, on_delta=note))
+    await all_begun.wait()  # first tokens come from elsewhere
+    return asking
+
+
+async def step_until(worker: ObservedWorker, condition: Callable[[LoadReport], bool]) -> None:
+    """The worker, which is held, goes on step by step until its load is so; then it is held."""
+    await worker.steps.until_held()
+    while not condition(worker.parts.step_loop.load()):
+        worker.steps.hold(after=1)
+        await worker.steps.until_held()
+
+
+def all_run(load: LoadReport) -> bool:
+    """Every choice has its KV there, and is in steps."""
+    return load.num_running == NUM_CHOICES and not load.kv_blocks["importing"]
 
 
 def check_same(answers: Sequence[Answer], expected: Sequence[Answer]) -> None:

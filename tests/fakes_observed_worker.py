@@ -45,6 +45,7 @@ class Steps:
         """Lets `after` more steps pass and keeps those behind them."""
         with self._changed:
             self._num_held = len(self.num_tokens) + after
+            self._waiting = self._waiting and self._is_held()
             self._changed.notify_all()
 
     def release(self) -> None:

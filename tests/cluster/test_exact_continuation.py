@@ -10,7 +10,16 @@ import pytest
 from fakes_cases import CaseHouse, case_house, settings
 from fakes_golden import Answer
 from fakes_loop_thread import DEADLINE_S
-from fakes_moving_house import ASKS, NUM_CHOICES, check_same, complete, moved, new_decode_worker
+from fakes_moving_house import (
+    ASKS,
+    NUM_CHOICES,
+    begin,
+    check_same,
+    complete,
+    moved,
+    new_decode_worker,
+    step_until,
+)
 from fakes_observed_worker import ObservedWorker
 
 from engine.role import Move
@@ -54,11 +63,8 @@ def test_a_drain_among_preemptions_moves_what_has_kv_and_gives_back_what_has_non
     async def test() -> None:
         expected = await one_by_one(house, "each alone again")
         before = num_preemptions(victim)
-        asking = asyncio.create_task(complete(house, "moved"))
-        await house.until(lambda: num_preemptions(victim) > before)
-        victim.posted.clear()
-        victim.steps.hold()
-        await victim.steps.until_held()
+        asking = await begin(house, "moved", victim)
+        await step_until(victim, lambda load: load.num_preemptions > before)
         await new_decode_worker(house)
         draining = asyncio.create_task(victim.drain(DEADLINE_S))
         await victim.posted.until(Move)

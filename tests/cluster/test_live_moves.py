@@ -18,12 +18,14 @@ from fakes_loop_thread import DEADLINE_S
 from fakes_moving_house import (
     ASKS,
     NUM_CHOICES,
+    all_run,
+    begin,
     check_same,
     complete,
     computed,
     moved,
     new_decode_worker,
-    running,
+    step_until,
 )
 from fakes_observed_worker import ObservedWorker
 
@@ -42,12 +44,8 @@ async def held_in_the_middle(
     house: CaseHouse, worker: ObservedWorker
 ) -> asyncio.Task[list[Answer]]:
     """All answers under way, and the worker, the only one, held before a step of all of them."""
-    worker_id = worker.member.worker_id
-    worker.posted.clear()
-    asking = asyncio.create_task(complete(house, f"moved from {worker_id}"))
-    await house.until(lambda: running(house, worker_id) == NUM_CHOICES)
-    worker.steps.hold()
-    await worker.steps.until_held()
+    asking = await begin(house, f"moved from {worker.member.worker_id}", worker)
+    await step_until(worker, all_run)
     return asking
 
 
@@ -113,17 +111,15 @@ def test_answers_move_twice_in_a_row(house: CaseHouse) -> None:
         second = await new_decode_worker(house)
         draining = asyncio.create_task(first.drain(DEADLINE_S))
         await first.posted.until(Move, len(ASKS))
-        first.steps.release()
-        assert await draining == 0
-        await house.until(lambda: running(house, second.member.worker_id) == NUM_CHOICES)
         second.steps.hold()
-        await second.steps.until_held()
+        first.steps.release()
+        await step_until(second, all_run)
         third = await new_decode_worker(house)
-        draining = asyncio.create_task(second.drain(DEADLINE_S))
+        draining_too = asyncio.create_task(second.drain(DEADLINE_S))
         await second.posted.until(Move, NUM_CHOICES)
         second.steps.release()
         check_same(await asking, expected)
-        assert await draining == 0
+        assert await draining == await draining_too == 0
         assert await moved(house, "pulled") - pulled == 2 * NUM_CHOICES
         assert third.steps.num_tokens
         for worker in (first, second):

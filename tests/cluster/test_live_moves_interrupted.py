@@ -18,11 +18,14 @@ from fakes_loop_thread import DEADLINE_S
 from fakes_moving_house import (
     ASKS,
     NUM_CHOICES,
+    all_run,
+    begin,
     check_same,
     complete,
     moved,
     new_decode_worker,
     running,
+    step_until,
 )
 from fakes_process import Child
 
@@ -31,7 +34,7 @@ from core.request import Phase
 from engine.role import Move
 
 BY_HAND = "decode-by-hand"
-PACE = "step:delay=0.02"
+PACE = "step:delay=0.03"
 """Of the process, whose steps can't be held: slow enough for all answers to run at once."""
 
 
@@ -60,10 +63,8 @@ def test_an_heir_that_dies_while_it_pulls_costs_a_computation(
 
     async def test(stack: contextlib.ExitStack) -> None:
         expected = await complete(house, "undisturbed")
-        asking = asyncio.create_task(complete(house, "moved"))
-        await house.until(lambda: running(house, "decode-0") == NUM_CHOICES)
-        victim.steps.hold()
-        await victim.steps.until_held()
+        asking = await begin(house, "moved", victim)
+        await step_until(victim, all_run)
         heir = process(model, shared, "kv_recv:delay=100000")
         child = await asyncio.to_thread(stack.enter_context, heir)
         await house.until(lambda: house.blocks(BY_HAND, "free") > 0)

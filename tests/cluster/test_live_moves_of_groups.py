@@ -1,4 +1,4 @@
-"""Running answers move between decode workers of different numbers of ranks: re-sharded, not redone.
+"""Running answers move between groups of ranks of other sizes: re-sharded, not computed anew.
 
 Sums over ranks are in another order, so answers are compared with a lone engine's, ties apart.
 """
@@ -27,7 +27,7 @@ from text.model_card import load_card
 
 # Nothing here is about deadlines: ranks take turns on a busy machine
 PATIENT = ("parallel.step_timeout_s=120", "kv_transfer.verify=true", "worker.load_report_s=0.02")
-PACE = "faults.spec=step:delay=0.02"
+PACE = "faults.spec=step:delay=0.05"
 """All answers run at once before the first one ends."""
 
 

@@ -1,4 +1,4 @@
-"""Choices that move between decode workers with their KV, every interleaving decided by the test."""
+"""Choices move between decode workers with their KV, every interleaving decided by the test."""
 
 from __future__ import annotations
 
