@@ -15,6 +15,7 @@ from core.kv_partition import kv_heads_of_rank
 from decode_worker.build import build_decode_role
 from decode_worker.role import DecodeRole, KVOps
 from engine.builder import Engine
+from engine.kv_lender import KVLender, WorkerIdentity
 from kv_transfer.link import LinkMaker
 from kv_transfer.rank_link import OtherRanks
 from kv_transfer.receiver import Receiver
@@ -24,7 +25,7 @@ from kv_transfer.staging import BlockFormat
 from kv_transfer.stats import TransferStats
 from kv_transfer.wire import LinkIdentity
 from prefill_worker.build import build_prefill_role
-from prefill_worker.role import PrefillRole, WorkerIdentity
+from prefill_worker.role import PrefillRole
 from protos import kv_transfer_pb2_grpc
 from protos.secure_grpc import PeerCertificates
 
@@ -61,6 +62,37 @@ class RoleSetup:
 
     def attach_prefill(self, server: grpc.aio.Server) -> tuple[PrefillRole, Sender]:
         """The prefill role; its sender is served to decode workers through `server`."""
+        sender = self._serve_sender(server)
+        lender = self._lender(sender)
+        return build_prefill_role(self.engine, self.config.scheduler, lender), sender
+
+    def attach_decode(
+        self, server: grpc.aio.Server, loop: asyncio.AbstractEventLoop
+    ) -> tuple[DecodeRole, Receiver, Sender]:
+        """The decode role; its receiver's control streams run in `loop`.
+
+        Its sender serves other decode workers, which take over what runs here.
+        """
+        receiver = Receiver(
+            self._link_identity(),
+            BlockFormat.of(self.engine.storage),
+            self.links,
+            self.config.kv_transfer,
+            loop=loop,
+            clock=self.clock,
+            on_event=self.mailbox.post,
+            stats=self.stats,
+            faults=self.faults,
+            ranks=self.ranks,
+            certificates=self.certificates,
+        )
+        sender = self._serve_sender(server)
+        role = build_decode_role(
+            self.engine, self.config.scheduler, receiver, self.kv_ops, self._lender(sender)
+        )
+        return role, receiver, sender
+
+    def _serve_sender(self, server: grpc.aio.Server) -> Sender:
         settings, stats = self.config.kv_transfer, self.stats
         sender = Sender(
             lease_s=settings.lease_s,
@@ -80,32 +112,16 @@ class RoleSetup:
             self.ranks,
         )
         kv_transfer_pb2_grpc.add_KvTransferServicer_to_server(service, server)
-        role = build_prefill_role(
-            self.engine,
-            self.config.scheduler,
-            sender,
-            self.identity,
-            lease_s=settings.lease_s,
-        )
-        return role, sender
+        return sender
 
-    def attach_decode(self, loop: asyncio.AbstractEventLoop) -> tuple[DecodeRole, Receiver]:
-        """The decode role; its receiver's control streams run in `loop`."""
-        receiver = Receiver(
-            self._link_identity(),
-            BlockFormat.of(self.engine.storage),
-            self.links,
-            self.config.kv_transfer,
-            loop=loop,
-            clock=self.clock,
-            on_event=self.mailbox.post,
-            stats=self.stats,
-            faults=self.faults,
-            ranks=self.ranks,
-            certificates=self.certificates,
+    def _lender(self, sender: Sender) -> KVLender:
+        return KVLender(
+            self.identity,
+            self.engine.pool,
+            sender,
+            window=self.engine.window,
+            lease_s=self.config.kv_transfer.lease_s,
         )
-        role = build_decode_role(self.engine, self.config.scheduler, receiver, self.kv_ops)
-        return role, receiver
 
     def _link_identity(self) -> LinkIdentity:
         identity, num_heads = self.identity, self.engine.card.num_kv_heads

@@ -2,6 +2,7 @@
 
     hello           refused unless it names this epoch; answered with a welcome
     prefill/decode  the attempt belongs to the session from now on; posted to the step loop
+    move, cancel    posted as they are: whoever runs the attempt, or keeps its KV, knows what to do
     events          come from the step loop, go to the session that owns the attempt
     load            sent when it changed, at most every `load_report_s`, and as a sign of life
                 at least every `heartbeat_s`
@@ -29,7 +30,7 @@ from core.faults import FaultPoint, Faults
 from core.load import LoadReport
 from core.request import Attempt, AttemptDone, AttemptFailed
 from engine.intake import failed
-from engine.role import Cancel, Submit
+from engine.role import Cancel, Move, Submit
 from engine.step_loop import StepLoop
 from kv_cache.block_pool import BlockPool
 from protos import codec, worker_pb2, worker_pb2_grpc
@@ -191,6 +192,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                     self._submit(session, Submit(attempt, handoff))
                 case "cancel":
                     self._cancel(request.cancel)
+                case "move":
+                    self._step_loop.post(Move(request.move.transfer_id))
 
     def _submit(self, session: RouterSession, submit: Submit) -> None:
         refusal = self._refuse(submit.attempt)

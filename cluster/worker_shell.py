@@ -3,7 +3,7 @@
     group   (several ranks) a rendezvous, where the others come; this one leads
     start   load and warm up > transfers > step loop > bind > announce > heartbeats
     serve   event loop: gRPC, heartbeats.  step-loop thread: everything about blocks and steps
-    drain   leave the cluster, take nothing new, finish what is there
+    drain   leave the cluster, take nothing new, finish what is there or see it move away
     stop    withdraw, end sessions, transfers, the step loop; always within the grace
     fail    a dead step loop ends `wait_ended` with its cause; whoever runs the worker replaces it
 
@@ -45,6 +45,7 @@ from core.request import Phase
 from decode_worker.role import KVOps
 from engine.builder import Engine, build_engine
 from engine.group_runner import GroupRunner
+from engine.kv_lender import WorkerIdentity
 from engine.machine import select_device
 from engine.rank_group import GroupHost, LeaderGroup
 from engine.rendezvous import Rendezvous
@@ -58,7 +59,6 @@ from kv_transfer.rank_link import OtherRanks
 from kv_transfer.receiver import Receiver
 from kv_transfer.sender import Sender
 from kv_transfer.stats import TransferStats
-from prefill_worker.role import WorkerIdentity
 from protos import codec, worker_pb2, worker_pb2_grpc
 from protos.certificate_files import peer_certificates
 from protos.secure_grpc import PeerCertificates, bind_peers, is_loopback
@@ -87,7 +87,8 @@ class _Parts:
     heartbeat: Heartbeat
     health: WorkerHealth
     links: LinkMaker
-    transfers: Sender | Receiver
+    sender: Sender
+    receiver: Receiver | None
 
 
 class WorkerShell:
@@ -162,10 +163,9 @@ class WorkerShell:
         await parts.heartbeat.stop()
         parts.service.stop()
         parts.health.stop()
-        if isinstance(parts.transfers, Sender):
-            await asyncio.to_thread(parts.transfers.stop, step_s)
-        else:
-            await parts.transfers.stop()
+        if parts.receiver is not None:
+            await parts.receiver.stop()
+        await asyncio.to_thread(parts.sender.stop, step_s)
         await parts.server.stop(step_s)  # sessions and links have ended their streams by now
         await asyncio.to_thread(parts.step_loop.stop, step_s)
         parts.links.close()
@@ -222,11 +222,11 @@ class WorkerShell:
             self._certificates,
         )
         role: Role
-        transfers: Sender | Receiver
+        receiver: Receiver | None = None
         if self._role is Phase.PREFILL:
-            role, transfers = setup.attach_prefill(server)
+            role, sender = setup.attach_prefill(server)
         else:
-            role, transfers = setup.attach_decode(loop)
+            role, receiver, sender = setup.attach_decode(server, loop)
         step_loop = StepLoop(
             role,
             executor,
@@ -254,7 +254,9 @@ class WorkerShell:
         health = WorkerHealth(load, self._config.worker.load_report_s)
         health_pb2_grpc.add_HealthServicer_to_server(health, server)
         heartbeat = Heartbeat(self._store, self._config.worker.heartbeat_s)
-        return _Parts(engine, step_loop, service, gate, server, heartbeat, health, links, transfers)
+        return _Parts(
+            engine, step_loop, service, gate, server, heartbeat, health, links, sender, receiver
+        )
 
     def _member(self, engine: Engine) -> Member:
         return Member(

@@ -26,7 +26,7 @@ class LoadReport:
     ready: bool = True
     draining: bool = False
     kv_transfer_bytes: int = 0
-    """Sent by a prefill worker, received by a decode worker."""
+    """Sent by a prefill worker; received by a decode worker, or sent to another one."""
     kv_transfer_s: Histogram = Histogram()
     """Of the pulls that a decode worker completed, from opening to close."""
     kv_transfer_failures: dict[str, int] = field(default_factory=dict)

@@ -9,6 +9,8 @@ each step           one token for each running choice, sent as TokenEvent
 last choice ends    AttemptDone; nothing is held any more
 PullNeedless        P finished every choice: AttemptDone
 PullFailed          AttemptFailed, retryable: the router prefills again
+Move                a choice with KV leaves right after its next step: its blocks go under a lease,
+                    Moved tells where they are; one without, at once. AttemptDone with the last
 Cancel, deadline    takes effect between steps, whatever the stage
 """
 
@@ -20,20 +22,29 @@ from typing import Protocol
 
 import torch
 
-from core.handoff import Handoff, Started
+from core.handoff import Handoff, Moved, Started
 from core.load import LoadReport
 from core.request import Attempt, AttemptDone, AttemptFailed, LegTimings, TokenEvent
+from decode_worker.departures import Departures
 from decode_worker.scheduler import DecodeScheduler, import_holder
 from engine.intake import Deadlines, Limits, Tombstones, failed, refuse, refuse_id
+from engine.kv_lender import KVLender
 from engine.plan import PlannedChunk, StepPlan, make_plan
-from engine.role import Cancel, Submit
+from engine.role import Cancel, Move, Submit
 from engine.sampler import Sampled
 from engine.sequence import Sequence, SequenceStatus
 from engine.sequence_blocks import num_unfilled_slots
 from engine.stop import finish_reason
 from kv_cache.block_hash import root_hash
 from kv_cache.block_pool import BlockPool
-from kv_transfer.events import BlocksArrived, FirstToken, PullClosed, PullFailed, PullNeedless
+from kv_transfer.events import (
+    BlocksArrived,
+    FirstToken,
+    LeaseEnded,
+    PullClosed,
+    PullFailed,
+    PullNeedless,
+)
 from protos.codec import WorkerEvent
 
 
@@ -92,7 +103,9 @@ class DecodeRole:
         *,
         compat_key: str,
         eos_token_ids: tuple[int, ...],
+        lender: KVLender | None = None,
     ) -> None:
+        """Without a lender, what is asked to move has to be computed anew where it goes."""
         self.pool = pool
         self._scheduler = scheduler
         self._receiver = receiver
@@ -100,7 +113,10 @@ class DecodeRole:
         self._limits = limits
         self._compat_key = compat_key
         self._eos_token_ids = eos_token_ids
+        self._departures = Departures(lender)
         self._tasks: dict[str, _Task] = {}
+        self._leaving: set[str] = set()
+        """Attempts that were asked to move."""
         self._tombstones = Tombstones()
         self._deadlines = Deadlines()
         self._events: list[WorkerEvent] = []
@@ -111,6 +127,10 @@ class DecodeRole:
                 self._submit(message, now)
             case Cancel():
                 self._cancel(message)
+            case Move():
+                self._move(message)
+            case LeaseEnded():
+                self._departures.ended(message)
             case BlocksArrived():
                 self._unpack(message)
             case PullClosed():
@@ -125,6 +145,7 @@ class DecodeRole:
     def schedule(self, now: float) -> StepPlan | None:
         for transfer_id in self._deadlines.pop_expired(now):
             self._fail(transfer_id, "deadline_exceeded", "the deadline passed during decode")
+        self._hand_back()
         decision = self._scheduler.next_step()
         for sequence in decision.imports:
             self._open_pull(sequence, now)
@@ -139,6 +160,8 @@ class DecodeRole:
             self._scheduler.computed(chunk.sequence, chunk.num_tokens)
             if first < next_token:
                 self._emit(chunk, sampled[first:next_token], now)
+        if self._leaving:
+            self._depart(plan)
 
     def fail(self, transfer_id: str, code: str, message: str) -> None:
         self._fail(transfer_id, code, message)
@@ -166,7 +189,7 @@ class DecodeRole:
 
     @property
     def num_unfinished(self) -> int:
-        return len(self._tasks)
+        return len(self._tasks) + len(self._departures)
 
     def _submit(self, message: Submit, now: float) -> None:
         attempt, handoff = message.attempt, message.handoff
@@ -204,6 +227,8 @@ class DecodeRole:
         """Some choices only: the rest goes on. All, or the last: everything is given back."""
         transfer_id = message.transfer_id
         task = self._tasks.get(transfer_id)
+        if not message.choices:
+            self._departures.cancel(transfer_id)
         if task is None:
             if not message.choices:
                 self._tombstones.add(transfer_id)
@@ -218,6 +243,31 @@ class DecodeRole:
         if not task.sequences:
             self._tombstones.add(transfer_id)
             self._fail(transfer_id, "cancelled", "cancelled by the router")
+
+    def _move(self, message: Move) -> None:
+        if message.transfer_id in self._tasks:
+            self._leaving.add(message.transfer_id)
+            self._hand_back()
+
+    def _hand_back(self) -> None:
+        """What leaves and has no KV: waiting, preempted, being imported or still being computed."""
+        for task in [self._tasks[transfer_id] for transfer_id in self._leaving]:
+            for sequence in list(task.sequences):
+                if not self._departures.may_take(sequence):
+                    self._events.append(Moved(sequence.transfer_id, sequence.choices))
+                    self._end(task, sequence)
+            self._finish_if_over(task)
+
+    def _depart(self, plan: StepPlan) -> None:
+        """What leaves and was in this step takes its KV along."""
+        for chunk in plan.chunks:
+            sequence = chunk.sequence
+            if sequence.transfer_id in self._leaving and self._departures.may_take(sequence):
+                task = self._tasks[sequence.transfer_id]
+                deadline = task.submitted_at + task.attempt.deadline_s
+                self._events.append(self._departures.leave(sequence, deadline))
+                self._end(task, sequence)
+                self._finish_if_over(task)
 
     def _open_pull(self, sequence: Sequence, now: float) -> None:
         task = self._tasks[sequence.transfer_id]
@@ -361,6 +411,7 @@ class DecodeRole:
 
     def _forget(self, task: _Task) -> None:
         del self._tasks[task.attempt.transfer_id]
+        self._leaving.discard(task.attempt.transfer_id)
         self._deadlines.discard(task.attempt.transfer_id)
 
 

@@ -34,13 +34,20 @@ class Cancel:
     choices: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Let go of the attempt: offer the KV of its choices, so that they go on elsewhere."""
+
+    transfer_id: str
+
+
 class Role(Protocol):
     """Prefill or decode."""
 
     pool: BlockPool
 
     def handle(self, message: object, now: float) -> None:
-        """Takes a `Submit`, a `Cancel`, or an event of the role's own transfers."""
+        """Takes a `Submit`, a `Cancel`, a `Move`, or an event of the role's own transfers."""
         ...
 
     def schedule(self, now: float) -> StepPlan | None:

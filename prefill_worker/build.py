@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from core.config import SchedulerConfig
 from engine.builder import Engine
-from prefill_worker.role import KVSender, PrefillRole, WorkerIdentity
+from engine.kv_lender import KVLender
+from prefill_worker.role import PrefillRole
 from prefill_worker.scheduler import PrefillScheduler
 
 
-def build_prefill_role(
-    engine: Engine,
-    scheduler: SchedulerConfig,
-    sender: KVSender,
-    identity: WorkerIdentity,
-    *,
-    lease_s: float,
-) -> PrefillRole:
-    """The role with its scheduler; KV leaves through `sender`."""
+def build_prefill_role(engine: Engine, scheduler: SchedulerConfig, lender: KVLender) -> PrefillRole:
+    """The role with its scheduler; KV leaves through `lender`."""
     return PrefillRole(
-        identity,
         engine.pool,
         PrefillScheduler(
             engine.pool,
@@ -26,9 +19,8 @@ def build_prefill_role(
             max_num_seqs=scheduler.max_num_seqs,
             window=engine.window,
         ),
-        sender,
+        lender,
         engine.limits,
-        window=engine.window,
+        compat_key=engine.compat_key,
         eos_token_ids=engine.eos_token_ids,
-        lease_s=lease_s,
     )

@@ -12,11 +12,9 @@ Cancel, deadline       takes effect between chunks, whatever the stage
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Protocol
 
-from core.handoff import Handoff, Started
+from core.handoff import Started
 from core.load import LoadReport
 from core.request import (
     AttemptDone,
@@ -25,53 +23,18 @@ from core.request import (
     TokenEvent,
 )
 from engine.intake import Deadlines, Limits, Tombstones, failed, refuse, refuse_id
+from engine.kv_lender import KVLender
 from engine.plan import PlannedChunk, StepPlan, make_plan
 from engine.role import Cancel, Submit
 from engine.sampler import Sampled
 from engine.sequence import Sequence
-from engine.sequence_blocks import num_outside_window, num_unfilled_slots
+from engine.sequence_blocks import num_unfilled_slots
 from engine.stop import finish_reason
 from kv_cache.block_hash import root_hash
-from kv_cache.block_pool import BlockPool, Holder, HolderKind
+from kv_cache.block_pool import BlockPool
 from kv_transfer.events import FirstToken, LeaseEnded
 from prefill_worker.scheduler import PrefillScheduler
 from protos.codec import WorkerEvent
-
-
-class KVSender(Protocol):
-    """The sending half of `kv_transfer` as this role uses it; every method returns at once."""
-
-    def offer(
-        self, transfer_id: str, *, num_blocks: int, first_block: int, deadline: float
-    ) -> None:
-        """Opens a lease: pulls of this id are welcome until it ends."""
-        ...
-
-    def grant(self, transfer_id: str, first_block: int, blocks: Seq[int]) -> None:
-        """The prompt's blocks from index `first_block` on are complete, in these pool blocks."""
-        ...
-
-    def close(self, transfer_id: str, first_tokens: Seq[FirstToken]) -> None:
-        """Everything is granted; the pull ends once it has been sent."""
-        ...
-
-    def finish(self, transfer_id: str) -> None:
-        """Every choice ended with its first token: nobody needs the KV. `LeaseEnded` follows."""
-        ...
-
-    def cancel(self, transfer_id: str) -> None:
-        """Ends the lease early. `LeaseEnded` follows, as after every other end."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerIdentity:
-    """Who this worker is to its peers."""
-
-    worker_id: str
-    epoch: str
-    address: str
-    compat_key: str
 
 
 @dataclass(slots=True)
@@ -87,26 +50,21 @@ class PrefillRole:
 
     def __init__(
         self,
-        identity: WorkerIdentity,
         pool: BlockPool,
         scheduler: PrefillScheduler,
-        sender: KVSender,
+        lender: KVLender,
         limits: Limits,
         *,
-        window: int | None,
+        compat_key: str,
         eos_token_ids: tuple[int, ...],
-        lease_s: float,
     ) -> None:
         self.pool = pool
-        self._identity = identity
         self._scheduler = scheduler
-        self._sender = sender
+        self._lender = lender
         self._limits = limits
-        self._window = window
+        self._compat_key = compat_key
         self._eos_token_ids = eos_token_ids
-        self._lease_s = lease_s
         self._tasks: dict[str, _Task] = {}
-        self._leases: set[str] = set()
         self._tombstones = Tombstones()
         self._deadlines = Deadlines()
         self._events: list[WorkerEvent] = []
@@ -164,7 +122,7 @@ class PrefillRole:
 
     @property
     def num_unfinished(self) -> int:
-        return len(self._tasks.keys() | self._leases)
+        return len(self._tasks.keys() | self._lender.open)
 
     def _submit(self, message: Submit, now: float) -> None:
         attempt = message.attempt
@@ -175,7 +133,7 @@ class PrefillRole:
         if refusal is not None:
             self._events.append(refusal)
             return
-        root = root_hash(self._identity.compat_key, attempt.cache_salt, attempt.adapter)
+        root = root_hash(self._compat_key, attempt.cache_salt, attempt.adapter)
         sequence = Sequence(attempt, attempt.choices, arrival=now, root=root)
         self._tasks[transfer_id] = _Task(sequence, submitted_at=now)
         self._deadlines.set(transfer_id, now + attempt.deadline_s)
@@ -193,14 +151,13 @@ class PrefillRole:
         self._tombstones.add(transfer_id)
         if task is not None:
             self._fail(transfer_id, "cancelled", "cancelled by the router")
-        elif transfer_id in self._leases:
-            self._sender.cancel(transfer_id)
+        else:
+            self._lender.cancel(transfer_id)
 
     def _lease_ended(self, message: LeaseEnded) -> None:
         """Gives the blocks back. A prompt still being computed is for nobody now, and stops."""
         transfer_id = message.transfer_id
-        self._leases.discard(transfer_id)
-        self.pool.release(_lease(transfer_id))
+        self._lender.ended(message)
         if transfer_id in self._tasks:
             self._fail(
                 transfer_id,
@@ -216,33 +173,14 @@ class PrefillRole:
         if task.started_at is not None:
             return
         task.started_at = now
-        num_cached = sequence.num_computed
-        handoff = self._handoff(sequence)
-        task.num_granted = handoff.first_block
-        self._leases.add(handoff.transfer_id)
-        self._sender.offer(
-            handoff.transfer_id,
-            num_blocks=handoff.num_blocks,
-            first_block=handoff.first_block,
+        handoff = self._lender.offer(
+            sequence.transfer_id,
+            num_tokens=sequence.num_tokens,
             deadline=task.submitted_at + sequence.attempt.deadline_s,
         )
+        task.num_granted = handoff.first_block
         queue_s = now - task.submitted_at
-        self._events.append(Started(handoff.transfer_id, queue_s, num_cached, handoff))
-
-    def _handoff(self, sequence: Sequence) -> Handoff:
-        identity, size = self._identity, self.pool.block_size
-        first = num_outside_window(self.pool, sequence, self._window)
-        return Handoff(
-            transfer_id=sequence.transfer_id,
-            worker_id=identity.worker_id,
-            epoch=identity.epoch,
-            address=identity.address,
-            compat_key=identity.compat_key,
-            num_tokens=sequence.num_tokens,
-            first_block=first,
-            num_blocks=-(-sequence.num_tokens // size),
-            lease_s=self._lease_s,
-        )
+        self._events.append(Started(handoff.transfer_id, queue_s, sequence.num_computed, handoff))
 
     def _grant(self, chunk: PlannedChunk) -> None:
         """Puts completed blocks, cached ones included, under the lease and grants them."""
@@ -255,8 +193,7 @@ class PrefillRole:
         if end <= task.num_granted:
             return
         blocks = table.view()[task.num_granted : end].tolist()
-        self.pool.share(_lease(sequence.transfer_id), blocks)
-        self._sender.grant(sequence.transfer_id, task.num_granted, blocks)
+        self._lender.grant(sequence.transfer_id, task.num_granted, blocks)
         task.num_granted = end
 
     def _finish(self, chunk: PlannedChunk, drawn: list[Sampled], now: float) -> None:
@@ -273,9 +210,9 @@ class PrefillRole:
             ended = event.finish_reason is not None
             first_tokens.append(FirstToken(choice, token.token_id, ended))
         if all(token.finished for token in first_tokens):
-            self._sender.finish(transfer_id)
+            self._lender.finish(transfer_id)
         else:
-            self._sender.close(transfer_id, first_tokens)
+            self._lender.close(transfer_id, first_tokens)
         assert task.started_at is not None
         timings = LegTimings(
             queue_s=task.started_at - task.submitted_at, prefill_s=now - task.started_at
@@ -311,10 +248,5 @@ class PrefillRole:
         self._deadlines.discard(transfer_id)
         self._tombstones.add(transfer_id)
         self._scheduler.remove(task.sequence)
-        if transfer_id in self._leases:
-            self._sender.cancel(transfer_id)
+        self._lender.cancel(transfer_id)
         self._events.append(failed(transfer_id, code, message, retryable=retryable, reason=reason))
-
-
-def _lease(transfer_id: str) -> Holder:
-    return Holder(HolderKind.LEASE, transfer_id)

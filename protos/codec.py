@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from core.handoff import Handoff, Started
+from core.handoff import Handoff, Moved, Started
 from core.histogram import Histogram
 from core.load import LoadReport
 from core.request import (
@@ -194,7 +194,7 @@ def histogram_from_wire(h: pb.Histogram) -> Histogram:
     return Histogram(tuple(h.bounds_s), tuple(h.counts), h.sum_s)
 
 
-WorkerEvent = Started | TokenEvent | AttemptDone | AttemptFailed | LoadReport
+WorkerEvent = Started | TokenEvent | Moved | AttemptDone | AttemptFailed | LoadReport
 """Everything a worker says on a session after its welcome."""
 
 
@@ -214,7 +214,9 @@ def events_to_wire(events: list[WorkerEvent]) -> list[pb.SessionEvent]:
     return wire
 
 
-def _single_to_wire(event: Started | AttemptDone | AttemptFailed | LoadReport) -> pb.SessionEvent:
+def _single_to_wire(
+    event: Started | Moved | AttemptDone | AttemptFailed | LoadReport,
+) -> pb.SessionEvent:
     match event:
         case Started():
             started = pb.Started(
@@ -224,6 +226,13 @@ def _single_to_wire(event: Started | AttemptDone | AttemptFailed | LoadReport) -
                 handoff=handoff_to_wire(event.handoff) if event.handoff else None,
             )
             return pb.SessionEvent(started=started)
+        case Moved():
+            moved = pb.Moved(
+                transfer_id=event.transfer_id,
+                choices=event.choices,
+                handoff=handoff_to_wire(event.handoff) if event.handoff else None,
+            )
+            return pb.SessionEvent(moved=moved)
         case AttemptDone():
             done = pb.AttemptDone(
                 transfer_id=event.transfer_id,
@@ -253,6 +262,10 @@ def events_from_wire(message: pb.SessionEvent) -> list[WorkerEvent]:
             s = message.started
             handoff = handoff_from_wire(s.handoff) if s.HasField("handoff") else None
             return [Started(s.transfer_id, s.queue_s, s.num_cached_tokens, handoff)]
+        case "moved":
+            m = message.moved
+            handoff = handoff_from_wire(m.handoff) if m.HasField("handoff") else None
+            return [Moved(m.transfer_id, tuple(m.choices), handoff)]
         case "tokens":
             return [token_from_wire(t) for t in message.tokens.tokens]
         case "done":

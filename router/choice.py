@@ -4,7 +4,7 @@
        ^                        |                                      |
        +------- the attempt failed: again, from prompt + emitted ------+        any --> CANCELLED
 
-Only `move` changes the state.
+A choice whose KV moves to another decode worker stays in DECODE. Only `move` changes the state.
 """
 
 from __future__ import annotations
@@ -59,6 +59,8 @@ class Choice:
         self.state = ChoiceState.QUEUED
         self.token_ids: list[int] = []
         self.num_attempts = 0
+        self.num_failures = 0
+        """Attempts that failed; one that its worker let go of did not."""
         self.finished_by_worker = False
         """The worker ended it by itself, so that there is nothing to cancel there."""
         self._detokenizer = detokenizer
@@ -85,9 +87,14 @@ class Choice:
         self.move(ChoiceState.PREFILL)
 
     def requeue(self) -> None:
-        """The attempt failed. What it sent out of order is forgotten: it may never be completed."""
+        """The attempt is over. What it sent out of order is forgotten: it may stay incomplete."""
         self._ahead.clear()
         self.move(ChoiceState.QUEUED)
+
+    def fail(self) -> None:
+        """`requeue` after a failure: a choice can afford only so many of them."""
+        self.num_failures += 1
+        self.requeue()
 
     def cancel(self) -> None:
         if not self.ended:

@@ -53,6 +53,11 @@ def _typed(event: AttemptFailed) -> TandemError:
             return error
 
 
+def is_draining(error: TandemError) -> bool:
+    """The worker takes nothing new because it is about to leave: no failure, somebody else will."""
+    return isinstance(error, UnavailableError) and error.reason == "draining"
+
+
 def no_pair_error(no_pair: NoPair) -> UnavailableError:
     """What a client hears that waited for a pair in vain."""
     return _unavailable(no_pair.message, no_pair.reason)

@@ -8,7 +8,14 @@ from collections.abc import Callable, Iterable, Iterator
 
 from core.load import LoadReport
 from router.leg_event import OnLegEnd
-from router.policy import Demand, NoPair, PolicySettings, WorkerView, choose_pair
+from router.policy import (
+    Demand,
+    NoPair,
+    PolicySettings,
+    WorkerView,
+    choose_decode,
+    choose_pair,
+)
 from router.policy import Pair as ChosenPair
 from router.prefix_map import PrefixMap
 from router.sessions import SessionSettings, WorkerSession
@@ -80,6 +87,16 @@ class Fleet:
             prefill=self._sessions[chosen.prefill.epoch] if chosen.prefill else None,
             decode=self._sessions[chosen.decode.epoch] if chosen.decode else None,
         )
+
+    def choose_decode(
+        self, demand: Demand, hashes: list[bytes], compat_key: str
+    ) -> WorkerSession | None:
+        """The best worker now to go on with KV of this key that lies elsewhere, if there is one."""
+        chosen = choose_decode(self.views(), demand, compat_key, self._policy)
+        if chosen is None:
+            return None
+        self._prefixes.record(hashes, chosen.epoch)
+        return self._sessions[chosen.epoch]
 
     def readiness(self) -> NoPair | None:
         """None when a request of any kind would find a pair now; else why it would not."""

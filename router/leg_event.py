@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from core.handoff import Started
+from core.handoff import Moved, Started
 from core.request import AttemptDone, AttemptFailed, Phase, TokenEvent
 
 
@@ -18,7 +18,14 @@ class WorkerLost:
     message: str
 
 
-LegEvent = Started | TokenEvent | AttemptDone | AttemptFailed | WorkerLost
+@dataclass(frozen=True, slots=True)
+class WorkerDraining:
+    """The leg's worker is about to leave: it would rather see the leg go on elsewhere."""
+
+    transfer_id: str
+
+
+LegEvent = Started | TokenEvent | Moved | AttemptDone | AttemptFailed | WorkerLost | WorkerDraining
 
 
 @dataclass(frozen=True, slots=True)

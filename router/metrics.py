@@ -77,6 +77,11 @@ class RouterMetrics:
         self._output_tokens = self._counter(names.OUTPUT_TOKENS_TOTAL, "Tokens sent to clients")
         self._retries = self._counter(names.RETRIES_TOTAL, "Attempts after a choice's first")
         self._cancels = self._counter(names.CANCELS_TOTAL, "Requests whose client left")
+        self._moves = self._counter(
+            names.SEQUENCES_MOVED_TOTAL,
+            "Choices that draining decode workers let go of, by what came of them",
+            "outcome",
+        )
         self._handoff = self._histogram(
             names.KV_HANDOFF_SECONDS, "End of P's last chunk to D's first step", SHORT_SECONDS
         )
@@ -116,6 +121,8 @@ class RouterMetrics:
             self._prompt_tokens.inc(len(life.request.token_ids))
             self._cached_tokens.inc(life.num_cached_tokens or 0)
             self._retries.inc(life.num_retries)
+            for move, count in life.moves.outcomes.items():
+                self._moves.labels(move.value).inc(count)
             self._observe_timings(life)
 
     def leg_ended(self, phase: Phase, event: LegEnd) -> None:

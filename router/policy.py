@@ -4,6 +4,7 @@ usable = connected, ready, not draining, not full      (else a typed reason)
 P      = least (waiting prompt tokens - weight x its cached tokens)
 D      = roomy first, then fewest sequences, then most free blocks
 pair   = the best P and the best D among workers of one compat key
+         (a choice that moves with its KV needs a D only, of that KV's key)
 """
 
 from __future__ import annotations
@@ -113,6 +114,15 @@ def choose_pair(
     return choice
 
 
+def choose_decode(
+    workers: Sequence[WorkerView], demand: Demand, compat_key: str, settings: PolicySettings
+) -> WorkerView | None:
+    """The best decode worker for KV of this compat key that lies elsewhere; None: there is none."""
+    usable = _of_key(_usable(workers, Phase.DECODE, settings), compat_key)
+    fresh = [w for w in usable if w.epoch not in demand.excluded]
+    return min(fresh or usable, key=_decode_rank(demand), default=None)
+
+
 def _choose(
     workers: Sequence[WorkerView],
     demand: Demand,
@@ -176,21 +186,30 @@ def _ranking(
         cached = min(cached_blocks.get(worker.epoch, 0) * worker.block_size, demand.num_tokens)
         return worker.prefill_tokens - settings.prefix_affinity_weight * cached
 
-    def crowded(worker: WorkerView) -> bool:
-        return worker.free_blocks < demand.num_blocks(worker.block_size)
-
     def prefill_rank(worker: WorkerView) -> tuple[float, ...]:
         return (prompt_cost(worker), worker.num_sequences, worker.num_routed)
 
-    def decode_rank(worker: WorkerView) -> tuple[float, ...]:
-        rest = (worker.num_sequences, -worker.free_blocks, worker.num_routed)
-        if settings.combined:
-            # A running sequence slows every chunk of ours; it weighs as much as a block of prompt.
-            slowed = worker.num_sequences * worker.block_size
-            return (crowded(worker), prompt_cost(worker) + slowed, *rest)
-        return (crowded(worker), *rest)
+    decode_rank = _decode_rank(demand)
 
-    return prefill_rank if phase is Phase.PREFILL else decode_rank
+    def combined_rank(worker: WorkerView) -> tuple[float, ...]:
+        # A running sequence slows every chunk of ours; it weighs as much as a block of prompt.
+        slowed = worker.num_sequences * worker.block_size
+        crowded, *rest = decode_rank(worker)
+        return (crowded, prompt_cost(worker) + slowed, *rest)
+
+    if phase is Phase.PREFILL:
+        return prefill_rank
+    return combined_rank if settings.combined else decode_rank
+
+
+def _decode_rank(demand: Demand) -> Rank:
+    """The order of preference among decode workers that compute no prompt."""
+
+    def rank(worker: WorkerView) -> tuple[float, ...]:
+        crowded = worker.free_blocks < demand.num_blocks(worker.block_size)
+        return (crowded, worker.num_sequences, -worker.free_blocks, worker.num_routed)
+
+    return rank
 
 
 def _why_none(

@@ -6,6 +6,8 @@
     finish    the worker's finish reason, or a stop string found here (that choice's legs: cancel)
     fail      P lost before its first tokens, a pull failed, D lost: both legs are cancelled, the
               unfinished choices queue again and go on from prompt + emitted, up to max_attempts
+    move      D drains: if another D could take over, D is asked to let go. A choice that it offers
+              the KV of goes on there, nothing computed anew; others queue again
     close     always, whatever ended the loop (finished, error, client gone): cancel what still runs
 
 One task, one loop, one mailbox. A choice that has emitted is resumed by an attempt of its own;
@@ -19,18 +21,18 @@ from dataclasses import dataclass
 
 from core.clock import Clock
 from core.errors import DeadlineError, TandemError, TransferError
-from core.handoff import Started
-from core.request import Attempt, AttemptDone, AttemptFailed, Phase, TokenEvent
-from kv_cache.block_hash import block_hashes, root_hash
+from core.handoff import Moved, Started
+from core.request import AttemptDone, AttemptFailed, Phase, TokenEvent
 from router.admitted_request import AdmittedRequest
 from router.attempt_run import AttemptRun
 from router.choice import Choice, ChoiceState, Delta, joined
-from router.failures import broken_promise_error, error_of, no_pair_error
+from router.failures import broken_promise_error, error_of, is_draining, no_pair_error
 from router.fleet import Fleet
-from router.identifiers import new_transfer_id
 from router.inbox import Inbox
-from router.leg_event import FromLeg, WorkerLost
-from router.policy import Demand, NoPair
+from router.leg_event import FromLeg, WorkerDraining, WorkerLost
+from router.moves import Moves
+from router.placement import Placement
+from router.policy import NoPair
 from router.timeline import RequestTimeline
 
 
@@ -63,15 +65,12 @@ class RequestLife:
         """Hits of the first attempt that started; later ones would find what that one left."""
         self.prefill_worker = ""
         self.decode_worker = ""
-        self._fleet = fleet
+        self._placement = Placement(request, fleet, clock, block_size=settings.block_size)
+        self.moves = Moves(self._placement, self._begin_following)
         self._settings = settings
         self._clock = clock
         self._inbox: Inbox[FromLeg] = Inbox()
         self._runs: dict[str, AttemptRun] = {}
-        self._excluded: set[str] = set()
-        self._root = root_hash(request.model, request.cache_salt)
-        # Kept, since a request that waits for a worker asks again with every load report.
-        self._prompt_hashes = block_hashes(self._root, request.token_ids, settings.block_size)
         self._waiting: NoPair | None = None
         self._waiting_since = 0.0
         self._error: TandemError | None = None
@@ -93,6 +92,7 @@ class RequestLife:
         try:
             while not all(choice.ended for choice in self.choices):
                 self._begin_queued()
+                self._ask_to_move()
                 for delta in self._apply(await self._inbox.take(self._patience_s())):
                     yield delta
                 self._check()
@@ -113,47 +113,23 @@ class RequestLife:
         groups = [fresh] if fresh else []
         groups += [[c] for c in queued if c.token_ids]
         missing = [no_pair for group in groups if (no_pair := self._begin(group))]
-        self._wait_for_pair(missing[0] if missing else None)
+        self._note_missing(missing[0] if missing else None)
 
     def _begin(self, choices: list[Choice]) -> NoPair | None:
         """Begins one attempt for these choices, or says why no pair can take it now."""
-        token_ids = (*self.request.token_ids, *choices[0].token_ids)
-        demand = Demand(
-            num_tokens=len(token_ids),
-            num_new_tokens=self.request.sampling.max_tokens - len(choices[0].token_ids),
-            num_choices=len(choices),
-            excluded=frozenset(self._excluded),
-        )
-        pair = self._fleet.choose(demand, self._hashes(token_ids))
+        pair = self._placement.pair(choices)
         if isinstance(pair, NoPair):
             return pair
-        run = AttemptRun(self._attempt(token_ids, choices), pair, choices)
-        self._runs[run.attempt.transfer_id] = run
-        self.num_attempts += 1
-        self._note_workers(run)
+        run = self._add(AttemptRun(self._placement.attempt(choices), pair, choices))
         self.timeline.prefill_sent(self._clock.now())
         run.begin(self._inbox.put, block_size=self._settings.block_size)
         return None
 
-    def _hashes(self, token_ids: tuple[int, ...]) -> list[bytes]:
-        known = self._prompt_hashes
-        return known + block_hashes(self._root, token_ids, self._settings.block_size, known)
-
-    def _attempt(self, token_ids: tuple[int, ...], choices: list[Choice]) -> Attempt:
-        request = self.request
-        return Attempt(
-            request_id=request.request_id,
-            transfer_id=new_transfer_id(),
-            model=request.model,
-            token_ids=token_ids,
-            num_prompt_tokens=len(request.token_ids),
-            choices=tuple(c.index for c in choices),
-            sampling=request.sampling,
-            deadline_s=max(0.0, request.deadline - self._clock.now()),
-            priority=request.priority,
-            cache_salt=request.cache_salt,
-            tenant=request.tenant,
-        )
+    def _add(self, run: AttemptRun) -> AttemptRun:
+        self._runs[run.attempt.transfer_id] = run
+        self.num_attempts += 1
+        self._note_workers(run)
+        return run
 
     def _note_workers(self, run: AttemptRun) -> None:
         """Keeps who computed the first token, and who was last to decode."""
@@ -165,12 +141,9 @@ class RequestLife:
 
     # ---- waiting, bounded
 
-    def _wait_for_pair(self, no_pair: NoPair | None) -> None:
+    def _note_missing(self, no_pair: NoPair | None) -> None:
         if no_pair is not None and self._waiting is None:
             self._waiting_since = self._clock.now()
-            self._fleet.watch(self._inbox.wake)
-        elif no_pair is None and self._waiting is not None:
-            self._fleet.unwatch(self._inbox.wake)
         self._waiting = no_pair
 
     def _patience_s(self) -> float:
@@ -213,6 +186,10 @@ class RequestLife:
                 self._started(run, started)
             case TokenEvent() as token:
                 return self._token(run, message.phase, token)
+            case Moved() as moved:
+                self._moved(run, moved)
+            case WorkerDraining():
+                run.drains(message.phase)
             case AttemptDone():
                 run.leg_over(message.phase)
                 self._check_promises(run)
@@ -231,11 +208,13 @@ class RequestLife:
         choice = next((c for c in run.choices if c.index == event.choice), None)
         if choice is None:
             return None
-        run.progressed(phase)
+        if run.progressed(phase):
+            self.moves.progressed(run)
         delta = choice.accept(event)
         if delta is None:
             return None
         self._note_tokens(choice, delta)
+        self.moves.follow(run)
         if not run.unfinished:
             self._end(run)
         elif choice.ended and not choice.finished_by_worker:
@@ -247,6 +226,32 @@ class RequestLife:
         total = len(choice.token_ids)
         for position in range(total - len(delta.token_ids), total):
             self.timeline.token(position, now)
+
+    # ---- move
+
+    def _ask_to_move(self) -> None:
+        staying = self.moves.ask(self._runs.values())
+        if staying or self._waiting is not None:
+            self._placement.watch(self._inbox.wake)
+        else:
+            self._placement.unwatch(self._inbox.wake)
+
+    def _begin_following(self, run: AttemptRun) -> None:
+        self._add(run).follow(self._inbox.put, block_size=self._settings.block_size)
+
+    def _moved(self, run: AttemptRun, moved: Moved) -> None:
+        self.moves.let_go(run, moved)
+        if not run.unfinished:
+            self._end(run)
+
+    def _redirect(self, run: AttemptRun) -> bool:
+        """D drained before it took over: another one may pull the same KV, if there is any."""
+        session = self.moves.another_decode_worker(run)
+        if session is None:
+            return False
+        run.redirect(session, self._inbox.put, block_size=self._settings.block_size)
+        self._note_workers(run)
+        return True
 
     # ---- failure
 
@@ -261,8 +266,11 @@ class RequestLife:
     def _leg_failed(self, run: AttemptRun, phase: Phase, error: TandemError) -> None:
         """A lost P matters only until its first tokens are here: then D will say if it does."""
         run.leg_over(phase)
-        if run.needs(phase):
-            self._fail(run, phase, error)
+        if not run.needs(phase):
+            return
+        if phase is Phase.DECODE and is_draining(error) and self._redirect(run):
+            return
+        self._fail(run, phase, error)
 
     def _fail(self, run: AttemptRun, phase: Phase, error: TandemError) -> None:
         """Ends the attempt; its unfinished choices queue again, or the request is over."""
@@ -273,10 +281,14 @@ class RequestLife:
             blamed = list(Phase)
         for session in (run.pair.session(p) for p in blamed):
             if session is not None:
-                self._excluded.add(session.member.epoch)
+                self._placement.exclude(session)
+        self.moves.failed(run)
         for choice in run.unfinished:
-            choice.requeue()
-        exhausted = any(c.num_attempts >= self._settings.max_attempts for c in run.unfinished)
+            if is_draining(error):
+                choice.requeue()
+            else:
+                choice.fail()
+        exhausted = any(c.num_failures >= self._settings.max_attempts for c in run.unfinished)
         if exhausted or not error.retryable:
             self._error = error
 
@@ -286,7 +298,7 @@ class RequestLife:
 
     def _close(self) -> None:
         """No awaits in here: it also runs when the client's task is being cancelled."""
-        self._fleet.unwatch(self._inbox.wake)
+        self._placement.unwatch(self._inbox.wake)
         self._inbox.close()
         for run in list(self._runs.values()):
             self._end(run)

@@ -1,7 +1,8 @@
 """One multiplexed stream to one incarnation of a worker.
 
     connect   open the channel, say hello(expected epoch), await welcome; wrong epoch: stay away
-    serve     Prefill, Decode and Cancel go out; events go to the sink of their transfer id
+    serve     Prefill, Decode, Move and Cancel go out; events go to the sink of their transfer id;
+              when the worker begins to drain, every attempt hears of it
     lose      stream ended, silent too long, or refused: every attempt hears WorkerLost at once
     back off  wait, doubling up to a limit, and connect again; `close` ends it from any state
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import grpc
 import grpc.aio
@@ -26,7 +27,7 @@ from core.request import Attempt, AttemptDone, AttemptFailed
 from protos import codec, worker_pb2, worker_pb2_grpc
 from protos.secure_grpc import PeerCertificates, open_channel
 from router.assignments import Assignment, Assignments
-from router.leg_event import FromLeg, OnLegEnd, Sink, WorkerLost
+from router.leg_event import FromLeg, OnLegEnd, Sink, WorkerDraining, WorkerLost
 from router.policy import WorkerView
 from state.store import Member
 
@@ -139,6 +140,12 @@ class WorkerSession:
             cancel = worker_pb2.Cancel(transfer_id=transfer_id, choices=choices)
             self._outgoing.put_nowait(worker_pb2.SessionRequest(cancel=cancel))
 
+    def move(self, transfer_id: str) -> None:
+        """Asks a decode worker to let go of the leg: Moved follows for each choice. Idempotent."""
+        if self.connected:
+            move = worker_pb2.Move(transfer_id=transfer_id)
+            self._outgoing.put_nowait(worker_pb2.SessionRequest(move=move))
+
     def release(self, transfer_id: str) -> None:
         """The attempt is over: what still comes for it is dropped. Idempotent."""
         self._sinks.pop(transfer_id, None)
@@ -238,16 +245,30 @@ class WorkerSession:
     def _deliver(self, message: worker_pb2.SessionEvent) -> None:
         for event in codec.events_from_wire(message):
             if isinstance(event, LoadReport):
-                self._load = event
-                self._assignments.reported()
-                self._on_change()
+                self._take_load(event)
                 continue
+            if isinstance(event, AttemptFailed) and event.code == "draining":
+                self._begin_drain()  # known before it is reported
             sink = self._sinks.get(event.transfer_id)
             # What fails after its request was cancelled or answered is nobody's failure.
             if isinstance(event, AttemptDone) or (sink and isinstance(event, AttemptFailed)):
                 self._on_leg_end(self.member.role, event)
             if sink is not None:
                 sink(FromLeg(self.member.role, event))
+
+    def _take_load(self, load: LoadReport) -> None:
+        if load.draining:
+            self._begin_drain()
+        self._load = load
+        self._assignments.reported()
+        self._on_change()
+
+    def _begin_drain(self) -> None:
+        """The worker is about to leave: every attempt hears of it, once."""
+        if not self._load.draining:
+            self._load = replace(self._load, draining=True)
+            for transfer_id, sink in self._sinks.items():
+                sink(FromLeg(self.member.role, WorkerDraining(transfer_id)))
 
     def _lose(self, reason: str) -> None:
         """Every attempt hears of it at once; `info` goes first, so that none is sent back here."""

@@ -78,7 +78,7 @@ class WorkerCollector(Collector):
 def _transfers(loads: _Labelled) -> Iterator[Metric]:
     yield _counter(
         names.TRANSFER_BYTES_TOTAL,
-        "KV sent by prefill workers, received by decode workers",
+        "KV sent by prefill workers; received, or sent to others, by decode workers",
         loads,
         lambda r: r.kv_transfer_bytes,
     )

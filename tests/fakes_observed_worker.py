@@ -22,7 +22,6 @@ from engine.builder import Engine
 from engine.runner import ModelRunner
 from engine.sample_row import SampleRow
 from engine.sampler import NonFiniteLogitsError, Sampled
-from kv_transfer.sender import Sender
 from kv_transfer.stats import TransferTotals
 from protos import worker_pb2, worker_pb2_grpc
 from state.store import Member, Store
@@ -46,6 +45,7 @@ class Steps:
         """Lets `after` more steps pass and keeps those behind them."""
         with self._changed:
             self._num_held = len(self.num_tokens) + after
+            self._waiting = self._waiting and self._is_held()
             self._changed.notify_all()
 
     def release(self) -> None:
@@ -137,12 +137,11 @@ class ObservedWorker(WorkerShell):
     @property
     def transferred(self) -> TransferTotals:
         """Totals of this worker's half of the transfers."""
-        return self.parts.transfers._stats.totals()
+        return self.parts.sender._stats.totals()
 
     @property
     def num_leases(self) -> int:
-        transfers = self.parts.transfers
-        return transfers.num_leases if isinstance(transfers, Sender) else 0
+        return self.parts.sender.num_leases
 
     async def until_idle(self) -> None:
         """Nothing that came before is left unfinished, leases included."""

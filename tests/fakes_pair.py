@@ -18,6 +18,7 @@ from decode_worker.role import DecodeRole
 from decode_worker.scheduler import DecodeLimits, DecodeScheduler
 from engine.batch import flatten, sample_rows
 from engine.intake import Limits
+from engine.kv_lender import KVLender, WorkerIdentity
 from engine.role import Cancel, Role, Submit
 from kv_cache.block_pool import BlockPool
 from kv_transfer.events import (
@@ -30,7 +31,7 @@ from kv_transfer.events import (
     PullFailed,
     PullNeedless,
 )
-from prefill_worker.role import PrefillRole, WorkerIdentity
+from prefill_worker.role import PrefillRole
 from prefill_worker.scheduler import PrefillScheduler
 
 EOS = 2
@@ -193,16 +194,14 @@ class Pair:
         identity = WorkerIdentity("p0", "e0", "127.0.0.1:1", COMPAT)
         pool = BlockPool(prefill_blocks, block_size, enable_prefix_caching=caching)
         self.prefill = PrefillRole(
-            identity,
             pool,
             PrefillScheduler(
                 pool, chunk_tokens=chunk_tokens, max_num_seqs=max_num_seqs, window=window
             ),
-            self.transfers,
+            KVLender(identity, pool, self.transfers, window=window, lease_s=30.0),
             Limits(max_model_len, VOCAB_SIZE, prefill_blocks, block_size, 100),
-            window=window,
+            compat_key=COMPAT,
             eos_token_ids=eos,
-            lease_s=30.0,
         )
         pool = BlockPool(decode_blocks, block_size, enable_prefix_caching=caching)
         bounds = DecodeLimits(

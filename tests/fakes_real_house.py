@@ -110,7 +110,11 @@ class RealHouse:
         self._stack = stack
 
     def worker(self, config: Config, role: Phase, store: Store) -> Member:
-        return self._enter(_worker(config, role, store))
+        return self._enter(_worker(config, role, store, f"{role.value}-0"))[1]
+
+    def shell(self, config: Config, role: Phase, store: Store, worker_id: str) -> WorkerShell:
+        """A worker that a test may drain."""
+        return self._enter(_worker(config, role, store, worker_id))[0]
 
     def front(self, config: Config, store: Store) -> Front:
         return self._enter(_front(config, store))
@@ -142,12 +146,14 @@ def real_house() -> Iterator[RealHouse]:
 
 
 @contextlib.asynccontextmanager
-async def _worker(config: Config, role: Phase, store: Store) -> AsyncIterator[Member]:
+async def _worker(
+    config: Config, role: Phase, store: Store, worker_id: str
+) -> AsyncIterator[tuple[WorkerShell, Member]]:
     """Its other ranks, if the settings ask for any, are processes of their own."""
-    shell = WorkerShell(config, role, f"{role.value}-0", store)
-    ranks = ChildRanks(config, f"{role.value}-0", num_ranks(config, role))
+    shell = WorkerShell(config, role, worker_id, store)
+    ranks = ChildRanks(config, worker_id, num_ranks(config, role))
     try:
-        yield await ranks.lead(shell, lambda _: None)
+        yield shell, await ranks.lead(shell, lambda _: None)
     finally:
         await shell.stop(8.0)
         await ranks.end(8.0)

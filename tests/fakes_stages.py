@@ -50,7 +50,7 @@ class Stages:
         self._awaited: dict[tuple[str, Stage], asyncio.Event] = {}
         self._prefill = cast(PrefillRole, p.parts.step_loop._role)
         self._decode = cast(DecodeRole, d.parts.step_loop._role)
-        self._registry = cast(Receiver, d.parts.transfers)._registry
+        self._registry = cast(Receiver, d.parts.receiver)._registry
         self._arrived: set[str] = set()
         self._watch(self._prefill, self._stage_at_p, self._look_at_p)
         self._watch(self._decode, self._stage_at_d, self._look_at_d)
@@ -110,7 +110,7 @@ class Stages:
     def _stage_at_p(self, transfer_id: str) -> Stage:
         task = self._prefill._tasks.get(transfer_id)
         if task is None:
-            return Stage.LEASED if transfer_id in self._prefill._leases else Stage.OVER
+            return Stage.LEASED if transfer_id in self._prefill._lender.open else Stage.OVER
         if task.started_at is None:
             return Stage.QUEUED_AT_P
         # Another thread's, which this one only asks

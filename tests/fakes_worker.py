@@ -18,9 +18,9 @@ from fakes_language import FakeLanguage
 from fakes_pull import DEADLINE_S, FakeKv
 
 from core.compat import PROTOCOL_VERSION
-from core.handoff import Handoff, Started
+from core.handoff import Handoff, Moved, Started
 from core.load import LoadReport
-from core.request import Attempt, AttemptDone, AttemptFailed, LegTimings, Phase
+from core.request import Attempt, AttemptDone, AttemptFailed, LegTimings, Phase, TokenEvent
 from protos import codec, worker_pb2, worker_pb2_grpc
 from protos.codec import WorkerEvent
 from state.store import Member
@@ -39,6 +39,8 @@ class _Session:
     outgoing: asyncio.Queue[WorkerEvent | None] = field(default_factory=asyncio.Queue)
     tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     cancelled_choices: set[tuple[str, int]] = field(default_factory=set)
+    leaving: set[str] = field(default_factory=set)
+    """Attempts that were asked to move."""
 
 
 @dataclass
@@ -73,9 +75,14 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     failures: list[AttemptFailed] = field(default_factory=list)
     """The next attempts fail with these; their transfer ids are filled in."""
 
+    keeps_no_kv: bool = False
+    """What is asked to move is handed back without its KV."""
+
     attempts: list[Attempt] = field(default_factory=list)
     handoffs: list[Handoff | None] = field(default_factory=list)
     cancels: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
+    moves: list[str] = field(default_factory=list)
+    """Attempts that were asked to move."""
     ended: list[str] = field(default_factory=list)
     """Transfer ids whose task is over, in whatever way."""
     epoch: str = ""
@@ -85,6 +92,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.worker_id = self.worker_id or f"{self.role}-{secrets.token_hex(2)}"
         self.gate = asyncio.Event()
         self.gate.set()
+        self.tokens_leave = asyncio.Event()
+        """Cleared: what is said from the next token on stays here."""
+        self.tokens_leave.set()
         self._changed = asyncio.Condition()
         self._sessions: list[_Session] = []
         self._server: grpc.aio.Server | None = None
@@ -171,6 +181,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         try:
             yield worker_pb2.SessionEvent(welcome=self._info())
             while (event := await self._next(session)) is not None:
+                if isinstance(event, TokenEvent):
+                    await self.tokens_leave.wait()
                 if not self.silent:
                     for message in codec.events_to_wire([event]):
                         yield message
@@ -212,6 +224,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                     self._begin(session, codec.attempt_from_wire(wire.attempt), handoff)
                 case "cancel":
                     self._cancel(session, request.cancel)
+                case "move":
+                    self.moves.append(request.move.transfer_id)
+                    session.leaving.add(request.move.transfer_id)
             await self._notify()
 
     def _begin(self, session: _Session, attempt: Attempt, handoff: Handoff | None) -> None:
@@ -230,6 +245,10 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             task.cancel()
         if self.role is Phase.PREFILL and not choices:
             self.kv.end(cancel.transfer_id)
+        if self.role is Phase.DECODE and not choices:
+            for kept in [kept for kept in self.kv.open if "+" in kept]:
+                if kept.startswith(cancel.transfer_id):  # itself, or kept for a choice of it
+                    self.kv.end(kept)
 
     async def _notify(self) -> None:
         async with self._changed:
@@ -295,8 +314,27 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                 if event.finish_reason:
                     live.discard(choice)
             position += 1
+            if attempt.transfer_id in session.leaving:
+                for choice in sorted(self._uncancelled(session, attempt, live)):
+                    session.outgoing.put_nowait(self._let_go(attempt, choice, emitted[choice]))
+                break
         timings = LegTimings(transfer_s=0.01, handoff_s=0.001)
         session.outgoing.put_nowait(AttemptDone(attempt.transfer_id, timings))
+
+    def _let_go(self, attempt: Attempt, choice: int, emitted: list[int]) -> Moved:
+        """The KV of all tokens but the last is kept under an id of its own."""
+        if self.keeps_no_kv:
+            return Moved(attempt.transfer_id, (choice,))
+        transfer_id = f"{attempt.transfer_id}+{choice}"
+        self.kv.grant(transfer_id)
+        last = TokenEvent(transfer_id, choice, attempt.num_emitted + len(emitted) - 1, emitted[-1])
+        self.kv.complete(transfer_id, [last])
+        kept = replace(attempt, transfer_id=transfer_id)
+        num_tokens = len(attempt.token_ids) + len(emitted) - 1
+        handoff = replace(
+            self._handoff(kept), num_tokens=num_tokens, num_blocks=-(-num_tokens // BLOCK_SIZE)
+        )
+        return Moved(attempt.transfer_id, (choice,), handoff)
 
     async def _step(self, position: int) -> None:
         """Waits at the gate; or dies, if this is the position to die at."""

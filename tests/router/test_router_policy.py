@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from core.load import LoadReport
 from core.request import Phase
-from router.policy import Demand, NoPair, Pair, PolicySettings, WorkerView, choose_pair
+from router.policy import (
+    Demand,
+    NoPair,
+    Pair,
+    PolicySettings,
+    WorkerView,
+    choose_decode,
+    choose_pair,
+)
 
 SETTINGS = PolicySettings(max_num_waiting=10)
 COMBINED = PolicySettings(combined=True, max_num_waiting=10)
@@ -200,3 +208,21 @@ def test_no_usable_prefill_worker_of_the_chosen_key_has_a_shorter_queue(
         and w.load.num_waiting < SETTINGS.max_num_waiting
     ]
     assert pair.prefill.prefill_tokens == min(w.prefill_tokens for w in rivals)
+
+
+def test_running_kv_goes_to_the_least_busy_usable_decode_worker_of_its_key() -> None:
+    workers = [
+        p("p"),
+        d("drains", draining=True),
+        d("other", compat_key="other"),
+        d("busy", num_running=5),
+        d("free", num_running=2),
+    ]
+    heir = choose_decode(workers, DEMAND, "key", SETTINGS)
+    assert heir is not None and heir.worker_id == "free"
+    failed = replace(DEMAND, excluded=frozenset({"epoch-free"}))
+    heir = choose_decode(workers, failed, "key", SETTINGS)
+    assert heir is not None and heir.worker_id == "busy"
+    heir = choose_decode(workers[-1:], failed, "key", SETTINGS)
+    assert heir is not None and heir.worker_id == "free", "better than none"
+    assert choose_decode(workers[:3], DEMAND, "key", SETTINGS) is None
