@@ -13,7 +13,8 @@ from core.config import Config
 from core.faults import Faults
 from core.kv_partition import kv_heads_of_rank
 from decode_worker.build import build_decode_role
-from decode_worker.role import DecodeRole, KVOps
+from decode_worker.ports import KVOps
+from decode_worker.role import DecodeRole
 from engine.builder import Engine
 from engine.kv_lender import KVLender, WorkerIdentity
 from kv_transfer.link import LinkMaker

@@ -42,7 +42,7 @@ from core.faults import make_faults
 from core.load import LoadReport
 from core.release import RELEASE
 from core.request import Phase
-from decode_worker.role import KVOps
+from decode_worker.ports import KVOps
 from engine.builder import Engine, build_engine
 from engine.group_runner import GroupRunner
 from engine.kv_lender import WorkerIdentity

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from core.config import SchedulerConfig
-from decode_worker.role import DecodeRole, KVOps, KVReceiver
+from decode_worker.ports import KVOps, KVReceiver
+from decode_worker.role import DecodeRole
 from decode_worker.scheduler import DecodeLimits, DecodeScheduler
 from engine.builder import Engine
 from engine.kv_lender import KVLender

@@ -17,16 +17,14 @@ Cancel, deadline    takes effect between steps, whatever the stage
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
-from typing import Protocol
-
-import torch
 
 from core.handoff import Handoff, Moved, Started
 from core.load import LoadReport
-from core.request import Attempt, AttemptDone, AttemptFailed, LegTimings, TokenEvent
+from core.request import Attempt, AttemptDone, AttemptFailed, TokenEvent
 from decode_worker.departures import Departures
+from decode_worker.ports import KVOps, KVReceiver
 from decode_worker.scheduler import DecodeScheduler, import_holder
+from decode_worker.task import Task
 from engine.intake import Deadlines, Limits, Tombstones, failed, refuse, refuse_id
 from engine.kv_lender import KVLender
 from engine.plan import PlannedChunk, StepPlan, make_plan
@@ -46,48 +44,6 @@ from kv_transfer.events import (
     PullNeedless,
 )
 from protos.codec import WorkerEvent
-
-
-class KVReceiver(Protocol):
-    """The receiving half of `kv_transfer` as this role uses it; every method returns at once."""
-
-    def pull(self, handoff: Handoff, num_held_blocks: int) -> None:
-        """Fetches the prompt's blocks from index `num_held_blocks` on."""
-        ...
-
-    def abort(self, transfer_id: str) -> None:
-        """Nothing more is delivered for this pull. Idempotent."""
-        ...
-
-
-class KVOps(Protocol):
-    """Changes to stored KV outside a step, in the order of the calls."""
-
-    def copy_blocks(self, pairs: Seq[tuple[int, int]]) -> None: ...
-
-    def unpack(self, blocks: Seq[int], staging: torch.Tensor) -> None: ...
-
-
-@dataclass(slots=True)
-class _Task:
-    attempt: Attempt
-    handoff: Handoff | None
-    submitted_at: float
-    sequences: list[Sequence] = field(default_factory=list)
-    admitted_at: float | None = None
-    pulled_at: float | None = None
-    chunk_ended_at: float | None = None
-    stepped_at: float | None = None
-    computed_at: float | None = None
-
-    def timings(self) -> LegTimings:
-        admitted = self.submitted_at if self.admitted_at is None else self.admitted_at
-        return LegTimings(
-            queue_s=admitted - self.submitted_at,
-            prefill_s=_elapsed(self.admitted_at, self.computed_at),
-            transfer_s=_elapsed(self.admitted_at, self.pulled_at),
-            handoff_s=_elapsed(self.chunk_ended_at, self.stepped_at),
-        )
 
 
 class DecodeRole:
@@ -114,7 +70,7 @@ class DecodeRole:
         self._compat_key = compat_key
         self._eos_token_ids = eos_token_ids
         self._departures = Departures(lender)
-        self._tasks: dict[str, _Task] = {}
+        self._tasks: dict[str, Task] = {}
         self._leaving: set[str] = set()
         """Attempts that were asked to move."""
         self._tombstones = Tombstones()
@@ -204,7 +160,7 @@ class DecodeRole:
             return
         root = root_hash(self._compat_key, attempt.cache_salt, attempt.adapter)
         sequence = Sequence(attempt, attempt.choices, arrival=now, root=root)
-        self._tasks[transfer_id] = _Task(attempt, handoff, now, [sequence])
+        self._tasks[transfer_id] = Task(attempt, handoff, now, [sequence])
         self._deadlines.set(transfer_id, now + attempt.deadline_s)
         self._scheduler.add(sequence, has_handoff=handoff is not None)
 
@@ -301,7 +257,7 @@ class DecodeRole:
         self._run_choices(task, sequence, wanted)
         self._finish_if_over(task)
 
-    def _run_choices(self, task: _Task, parent: Sequence, tokens: Seq[FirstToken]) -> None:
+    def _run_choices(self, task: Task, parent: Sequence, tokens: Seq[FirstToken]) -> None:
         """Gives each choice its first token; all but one fork off the prompt, ended ones stop."""
         live = [token for token in tokens if not token.finished]
         if not live:
@@ -363,7 +319,7 @@ class DecodeRole:
         self._run_choices(task, sequence, tokens)
         self._finish_if_over(task)
 
-    def _emit_one(self, task: _Task, chunk: PlannedChunk, token: Sampled) -> None:
+    def _emit_one(self, task: Task, chunk: PlannedChunk, token: Sampled) -> None:
         """What nearly every row of nearly every step comes to."""
         sequence, choices = chunk.sequence, chunk.sample_choices
         event = self._token_event(sequence, choices[0], token)
@@ -382,14 +338,14 @@ class DecodeRole:
             sequence.transfer_id, choice, position, token.token_id, token.logprobs, reason
         )
 
-    def _end(self, task: _Task, sequence: Sequence) -> None:
+    def _end(self, task: Task, sequence: Sequence) -> None:
         """One sequence is over. Its blocks go at once; a pull under way is dropped."""
         if sequence.status is SequenceStatus.IMPORTING:
             self._receiver.abort(sequence.transfer_id)
         self._scheduler.remove(sequence)
         task.sequences.remove(sequence)
 
-    def _finish_if_over(self, task: _Task) -> None:
+    def _finish_if_over(self, task: Task) -> None:
         if not task.sequences:
             self._forget(task)
             self._events.append(AttemptDone(task.attempt.transfer_id, task.timings()))
@@ -409,11 +365,7 @@ class DecodeRole:
         self._forget(task)
         self._events.append(failed(transfer_id, code, message, retryable=retryable, reason=reason))
 
-    def _forget(self, task: _Task) -> None:
+    def _forget(self, task: Task) -> None:
         del self._tasks[task.attempt.transfer_id]
         self._leaving.discard(task.attempt.transfer_id)
         self._deadlines.discard(task.attempt.transfer_id)
-
-
-def _elapsed(start: float | None, end: float | None) -> float:
-    return 0.0 if start is None or end is None else end - start
