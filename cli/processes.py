@@ -19,14 +19,14 @@ def router(model: Model = None, file: ConfigFile = None, settings: Settings = No
     Workers may come and go while it runs; requests wait a little for the first pair.
     """
     config = load(file, settings, model__model=model)
-    import asyncio
+    import uvloop
 
     from cluster.assembly import make_router
     from cluster.by_hand import run_router
 
     _prepare(config)
     scheme = "http" if config.router.tls_certificate is None else "https"
-    status = asyncio.run(
+    status = uvloop.run(
         run_router(
             config,
             make=make_router,
@@ -73,16 +73,17 @@ def decode_worker(
 
 
 def _run_worker(config: Config, role: Phase, worker_id: str | None) -> None:
-    import asyncio
     import os
     import socket
+
+    import uvloop
 
     from cluster.assembly import make_worker
     from cluster.by_hand import run_worker
 
     _prepare(config)
     name = worker_id or f"{role.value}-{socket.gethostname()}-{os.getpid()}"
-    status = asyncio.run(
+    status = uvloop.run(
         run_worker(
             config,
             role,
