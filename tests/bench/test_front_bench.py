@@ -1,4 +1,4 @@
-"""`tandem bench router`, small: a real router and the synthetic worker, each a process of its own."""
+"""`tandem bench router`, small: a real router and the synthetic worker, a process each."""
 
 from __future__ import annotations
 
