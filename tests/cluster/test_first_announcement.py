@@ -16,10 +16,17 @@ from state.store import Member, StoreUnavailableError
 MEMBER = Member("decode-0", "e1", Phase.DECODE, "127.0.0.1:1", "m", "key")
 
 
+class StillClock:
+    """No membership expires: a slow machine is not what is tested."""
+
+    def now(self) -> float:
+        return 0.0
+
+
 def store_with(spec: str) -> tuple[FaultyStore, MemoryStore]:
     faults = make_faults(spec, seed=0, worker_id=MEMBER.worker_id)
     assert faults is not None
-    inner = MemoryStore()
+    inner = MemoryStore(StillClock())
     return FaultyStore(inner, faults), inner
 
 
