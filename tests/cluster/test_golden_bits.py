@@ -101,6 +101,23 @@ def test_all_in_one_batch_answer_as_each_alone(golden: Golden) -> None:
     golden.check(answers(together, golden.asks))  # now on cached prefixes
 
 
+def test_greedy_tokens_are_the_same_where_nobody_asks_for_log_probabilities(
+    golden: Golden,
+) -> None:
+    """Then a head may leave out all logits but the largest."""
+    greedy = {ask.name: right for ask, right in zip(golden.asks, golden.alone, strict=True)}
+    asks = [
+        replace(ask, sampling=replace(ask.sampling, logprobs=None))
+        for ask in golden.asks
+        if ask.sampling.greedy and not ask.sampling.logit_bias
+    ]
+    assert len(asks) >= 6
+    together = engine(*golden.precision, "scheduler.max_num_seqs=64")
+    for ask, got in zip(asks, answers(together, asks), strict=True):
+        right = greedy[ask.name]
+        assert [c.token_ids for c in got.choices] == [c.token_ids for c in right.choices], ask.name
+
+
 @pytest.mark.parametrize("chunk_tokens", [24, 333])
 def test_other_chunks_change_no_bit(golden: Golden, chunk_tokens: int) -> None:
     chunked = engine(
