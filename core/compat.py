@@ -7,7 +7,7 @@ import json
 
 from core.kv_spec import KVSpec
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 BLOCK_HASH_VERSION = 1
 KV_QUANTIZATION_VERSION = 1
 """How scales are chosen and values rounded: KV of another way would be read wrongly."""

@@ -12,16 +12,24 @@ from protos import kv_transfer_pb2 as pb
 M = TypeVar("M", pb.LinkRequest, pb.LinkEvent)
 
 
-async def faulty_stream(stream: AsyncIterator[M], faults: Faults | None) -> AsyncIterator[M]:
+async def faulty_stream(
+    stream: AsyncIterator[list[M]], faults: Faults | None
+) -> AsyncIterator[list[M]]:
     """What one side of a link says. Heartbeats come by time, and are no occurrences."""
     cut = False
-    async for message in stream:
-        if faults is not None and message.WhichOneof("kind") != "heartbeat":
-            fault = faults.take(FaultPoint.KV_CONTROL)
-            if fault is not None:
-                await asyncio.sleep(fault.delay_s)
-                if fault.action is FaultAction.FAIL:
-                    return
-                cut = cut or fault.action is FaultAction.DROP
-        if not cut:
-            yield message
+    async for messages in stream:
+        said: list[M] = []
+        for message in messages:
+            if faults is not None and message.WhichOneof("kind") != "heartbeat":
+                fault = faults.take(FaultPoint.KV_CONTROL)
+                if fault is not None:
+                    await asyncio.sleep(fault.delay_s)
+                    if fault.action is FaultAction.FAIL:
+                        if said:
+                            yield said
+                        return
+                    cut = cut or fault.action is FaultAction.DROP
+            if not cut:
+                said.append(message)
+        if said:
+            yield said

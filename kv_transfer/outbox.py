@@ -40,17 +40,17 @@ class Outbox(Generic[M]):
             self._closed = True
             self._notify()
 
-    async def stream(self) -> AsyncIterator[M]:
-        """Everything put, and a heartbeat whenever there was nothing for a while."""
+    async def stream(self) -> AsyncIterator[list[M]]:
+        """Everything put, all that is there at once, and a heartbeat after a while of nothing."""
         while True:
             self._wake.clear()
             messages, closed = self._take()
-            for message in messages:
-                yield message
+            if messages:
+                yield messages
             if closed:
                 return
             if not messages and not await self._woken():
-                yield self._heartbeat
+                yield [self._heartbeat]
 
     async def _woken(self) -> bool:
         try:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
 import grpc.aio
@@ -101,9 +101,7 @@ class ReceiverLink:
         options = channel_options(self._timeout_s)
         try:
             async with open_channel(self._address, self._certificates, options) as channel:
-                call = KvTransferStub(channel).Link(
-                    faulty_stream(self._outbox.stream(), self._faults)
-                )
+                call = KvTransferStub(channel).Link(self._requests())
                 talk = asyncio.create_task(self._converse(call))
                 ended = asyncio.create_task(self._ended.wait())
                 await asyncio.wait((talk, ended), return_when=asyncio.FIRST_COMPLETED)
@@ -132,15 +130,21 @@ class ReceiverLink:
             other.wake()
         self._loop.call_soon_threadsafe(self._ended.set)
 
+    async def _requests(self) -> AsyncIterator[pb.LinkRequest]:
+        async for requests in faulty_stream(self._outbox.stream(), self._faults):
+            for request in requests:
+                yield request
+
     async def _converse(
-        self, call: grpc.aio.StreamStreamCall[pb.LinkRequest, pb.LinkEvent]
+        self, call: grpc.aio.StreamStreamCall[pb.LinkRequest, pb.LinkEvents]
     ) -> None:
-        events = aiter(call)
+        said = aiter(call)
         try:
             while True:
                 async with asyncio.timeout(self._timeout_s):
-                    event = await anext(events)
-                self._take(event)
+                    events = (await anext(said)).events
+                for event in events:
+                    self._take(event)
         except StopAsyncIteration:
             self.fail("peer_lost", "P closed the link")
         except grpc.aio.AioRpcError as error:

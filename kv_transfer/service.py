@@ -61,7 +61,7 @@ class KvTransferService(KvTransferServicer):
 
     async def Link(
         self, request_iterator: AsyncIterator[pb.LinkRequest], context: object
-    ) -> AsyncIterator[pb.LinkEvent]:
+    ) -> AsyncIterator[pb.LinkEvents]:
         try:
             hello = await self._hello(request_iterator)
             limits = wire.limits(hello).smaller(
@@ -72,12 +72,12 @@ class KvTransferService(KvTransferServicer):
             link.start()
         except TransferError as error:
             self._stats.failed(error.reason)
-            yield wire.refused("", error.reason, error.message)
+            yield pb.LinkEvents(events=[wire.refused("", error.reason, error.message)])
             return
         reader = asyncio.create_task(self._read(request_iterator, link))
         try:
-            async for event in faulty_stream(outbox.stream(), self._faults):
-                yield event
+            async for events in faulty_stream(outbox.stream(), self._faults):
+                yield pb.LinkEvents(events=events)
         finally:
             link.fail("peer_lost", "the control stream ended")
             reader.cancel()

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from tandem_kernels.host_memory import lazy_zeros
 
 from kv_cache.storage import KVStorage
 from kv_transfer.link import DataLink
@@ -70,22 +71,23 @@ class StagingSize:
 class Staging:
     """Slots for messages of blocks with `num_heads` heads each.
 
-    On the KV's device for NCCL; else on the host, pinned if the KV is on a GPU.
+    On the KV's device for NCCL; else on the host: pinned if the KV is on a GPU, in huge pages if
+    not, which a socket's copies take a tenth less time for.
     """
 
     def __init__(
         self, block_format: BlockFormat, size: StagingSize, *, num_heads: int, backend: str
     ) -> None:
-        on_device = backend == "nccl"
-        pinned = not on_device and block_format.device.type == "cuda"
         self._num_slots = size.num_slots
         # [slot, block, layer, k/v, kv_head, piece_bytes]
-        self._slots = torch.empty(
-            (self._num_slots, size.num_blocks, *block_format.shape(num_heads)),
-            dtype=torch.uint8,
-            device=block_format.device if on_device else "cpu",
-            pin_memory=pinned,
-        )
+        shape = (self._num_slots, size.num_blocks, *block_format.shape(num_heads))
+        device = block_format.device
+        if backend == "nccl":
+            self._slots = torch.empty(shape, dtype=torch.uint8, device=device)
+        elif device.type == "cuda":
+            self._slots = torch.empty(shape, dtype=torch.uint8, pin_memory=True)
+        else:
+            self._slots = lazy_zeros(math.prod(shape)).view(shape)
 
     def slot(self, seq: int, num_blocks: int) -> torch.Tensor:
         """Message `seq`'s buffer, [num_blocks, layer, k/v, kv_head, piece_bytes], contiguous."""

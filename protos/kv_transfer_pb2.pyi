@@ -252,6 +252,28 @@ class Ack(_message.Message):
 Global___Ack: _TypeAlias = Ack  # noqa: Y015
 
 @_typing.final
+class LinkEvents(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkEvent]:
+        """in their order; what was there to be said at once"""
+
+    def __init__(
+        self,
+        *,
+        events: _abc.Iterable[Global___LinkEvent] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LinkEvents: _TypeAlias = LinkEvents  # noqa: Y015
+
+@_typing.final
 class LinkEvent(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

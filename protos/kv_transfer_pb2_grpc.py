@@ -37,7 +37,7 @@ class KvTransferStub:
         self.Link = channel.stream_stream(
                 '/tandem.kv_transfer.v1.KvTransfer/Link',
                 request_serializer=protos_dot_kv__transfer__pb2.LinkRequest.SerializeToString,
-                response_deserializer=protos_dot_kv__transfer__pb2.LinkEvent.FromString,
+                response_deserializer=protos_dot_kv__transfer__pb2.LinkEvents.FromString,
                 _registered_method=True)
 
 
@@ -56,7 +56,7 @@ def add_KvTransferServicer_to_server(servicer, server):
             'Link': grpc.stream_stream_rpc_method_handler(
                     servicer.Link,
                     request_deserializer=protos_dot_kv__transfer__pb2.LinkRequest.FromString,
-                    response_serializer=protos_dot_kv__transfer__pb2.LinkEvent.SerializeToString,
+                    response_serializer=protos_dot_kv__transfer__pb2.LinkEvents.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -85,7 +85,7 @@ class KvTransfer:
             target,
             '/tandem.kv_transfer.v1.KvTransfer/Link',
             protos_dot_kv__transfer__pb2.LinkRequest.SerializeToString,
-            protos_dot_kv__transfer__pb2.LinkEvent.FromString,
+            protos_dot_kv__transfer__pb2.LinkEvents.FromString,
             options,
             channel_credentials,
             insecure,

@@ -48,12 +48,12 @@ class KvTransferStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> KvTransferAsyncStub: ...
-    Link: _grpc.StreamStreamMultiCallable[_kv_transfer_pb2.LinkRequest, _kv_transfer_pb2.LinkEvent]
+    Link: _grpc.StreamStreamMultiCallable[_kv_transfer_pb2.LinkRequest, _kv_transfer_pb2.LinkEvents]
 
 @_typing.type_check_only
 class KvTransferAsyncStub(KvTransferStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
-    Link: _aio.StreamStreamMultiCallable[_kv_transfer_pb2.LinkRequest, _kv_transfer_pb2.LinkEvent]  # type: ignore[assignment]
+    Link: _aio.StreamStreamMultiCallable[_kv_transfer_pb2.LinkRequest, _kv_transfer_pb2.LinkEvents]  # type: ignore[assignment]
 
 class KvTransferServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -61,6 +61,6 @@ class KvTransferServicer(metaclass=_abc_1.ABCMeta):
         self,
         request_iterator: _MaybeAsyncIterator[_kv_transfer_pb2.LinkRequest],
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_kv_transfer_pb2.LinkEvent], _abc.AsyncIterator[_kv_transfer_pb2.LinkEvent]]: ...
+    ) -> _typing.Union[_abc.Iterator[_kv_transfer_pb2.LinkEvents], _abc.AsyncIterator[_kv_transfer_pb2.LinkEvents]]: ...
 
 def add_KvTransferServicer_to_server(servicer: KvTransferServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ def _plan(max_inflight: int) -> LinkPlan:
 
 def _lane(link: DataLink) -> Lane:
     block_format = BlockFormat.of(KVStorage(SPEC, 1))
-    size = StagingSize(num_slots=3, num_blocks=2)
+    size = StagingSize(num_slots=4, num_blocks=2)
     return Lane(0, link, Staging(block_format, size, num_heads=2, backend="gloo"), None)
 
 
@@ -91,24 +92,54 @@ def test_stopping_ends_the_receiving_thread() -> None:
         arrivals.run([], None)
 
 
-def test_an_acknowledgement_waits_for_the_messages_before_it() -> None:
-    """The step loop releases in any order, and twice; P may only overwrite what is free."""
-    inbox, acknowledged, links = Inbox(), list[int](), MemoryLinkMaker()
-    arrivals = _arrivals(inbox, acknowledged, max_inflight=3)
+@pytest.fixture
+def arriving() -> Iterator[Callable[[Arrivals, Inbox, int], list[BlocksArrived]]]:
+    """Announces and sends so many messages; returns what arrived of them, to be released."""
+    links = MemoryLinkMaker()
+    running: list[tuple[Arrivals, Future[None]]] = []
     with ThreadPoolExecutor(2) as threads:
-        accepting = threads.submit(links.accept, "name", LONG_S)
-        lane = _lane(links.dial(links.host(), "name", LONG_S))
-        running = threads.submit(arrivals.run, [lane], None)
-        for seq in (1, 2, 3):
-            arrivals.expect(dataclasses.replace(GOOD, seq=seq))
-            accepting.result(LONG_S).send(torch.zeros(2 * BLOCK_BYTES // 4))
-        first, second, third = (inbox.take(BlocksArrived) for _ in range(3))
-        second.release()
-        third.release()
-        third.release()
-        assert acknowledged == []
-        first.release()
-        first.release()
-        assert acknowledged == [3]
-        arrivals.stop()
-        assert isinstance(running.exception(LONG_S), TransferError)
+
+        def arrive(arrivals: Arrivals, inbox: Inbox, number: int) -> list[BlocksArrived]:
+            accepting = threads.submit(links.accept, "name", LONG_S)
+            lane = _lane(links.dial(links.host(), "name", LONG_S))
+            running.append((arrivals, threads.submit(arrivals.run, [lane], None)))
+            for seq in range(1, number + 1):
+                arrivals.expect(dataclasses.replace(GOOD, seq=seq))
+                accepting.result(LONG_S).send(torch.zeros(2 * BLOCK_BYTES // 4))
+            return [inbox.take(BlocksArrived) for _ in range(number)]
+
+        yield arrive
+        for arrivals, thread in running:
+            arrivals.stop()
+            assert isinstance(thread.exception(LONG_S), TransferError)
+
+
+Arrive = Callable[[Arrivals, Inbox, int], list[BlocksArrived]]
+
+
+def test_an_acknowledgement_waits_for_the_messages_before_it(arriving: Arrive) -> None:
+    """The step loop releases in any order, and twice; P may only overwrite what is free."""
+    inbox, acknowledged = Inbox(), list[int]()
+    arrivals = _arrivals(inbox, acknowledged, max_inflight=3)
+    first, second, third = arriving(arrivals, inbox, 3)
+    second.release()
+    third.release()
+    third.release()
+    assert acknowledged == []
+    first.release()
+    first.release()
+    assert acknowledged == [3]
+
+
+def test_half_the_slots_are_acknowledged_at_once_and_the_last_message_at_any_rate(
+    arriving: Arrive,
+) -> None:
+    inbox, acknowledged = Inbox(), list[int]()
+    arrivals = _arrivals(inbox, acknowledged, max_inflight=4)
+    first, second, third = arriving(arrivals, inbox, 3)
+    first.release()
+    assert acknowledged == []
+    second.release()
+    assert acknowledged == [2]
+    third.release()
+    assert acknowledged == [2, 3]

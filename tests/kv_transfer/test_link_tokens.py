@@ -45,7 +45,7 @@ async def welcome(port: int, link_id: str) -> pb.LinkWelcome:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         call = KvTransferStub(channel).Link(requests(), timeout=LONG_S)
         try:
-            event = await anext(aiter(call))
+            (event,) = (await anext(aiter(call))).events
         finally:
             over.set()
             call.cancel()

@@ -20,22 +20,33 @@ def test_messages_of_one_thread_keep_their_order_and_the_rest_is_said_before_the
 
         thread = threading.Thread(target=talk)
         thread.start()
-        said = [message async for message in outbox.stream()]
+        said = [message async for messages in outbox.stream() for message in messages]
         thread.join()
         return said
 
     assert asyncio.run(say()) == list(range(100))
 
 
+def test_what_is_there_to_be_said_at_once_is_said_at_once() -> None:
+    async def say() -> list[list[int]]:
+        outbox = Outbox(asyncio.get_running_loop(), heartbeat=-1, timeout_s=LONG_S)
+        for number in range(3):
+            outbox.put(number)
+        outbox.close()
+        return [messages async for messages in outbox.stream()]
+
+    assert asyncio.run(say()) == [[0, 1, 2]]
+
+
 def test_silence_is_filled_with_heartbeats() -> None:
     async def listen() -> list[str]:
         outbox = Outbox(asyncio.get_running_loop(), heartbeat="alive", timeout_s=0.01)
         said: list[str] = []
-        async for message in outbox.stream():
-            said.append(message)
+        async for messages in outbox.stream():
+            said.extend(messages)
             if len(said) == 2:
                 outbox.put("word")
-            if message == "word":
+            if "word" in messages:
                 outbox.close()
         return said
 

@@ -68,7 +68,8 @@ class _Setting:
         """Kinds of the events on the control stream, once that is closed."""
 
         async def read() -> list[str | None]:
-            return [event.WhichOneof("kind") async for event in self.outbox.stream()]
+            events = [event async for said in self.outbox.stream() for event in said]
+            return [event.WhichOneof("kind") for event in events]
 
         return self.loop.run_until_complete(read())
 
