@@ -51,6 +51,8 @@ class HouseWanted:
     seed: int
     overrides: tuple[str, ...]
     two_nodes: bool = False
+    num_ranks: int = 1
+    """Of every worker."""
 
 
 def make_house(wanted: HouseWanted) -> tuple[House, str, Sizes]:
@@ -67,15 +69,25 @@ def make_house(wanted: HouseWanted) -> tuple[House, str, Sizes]:
     settings = (*_SETTINGS, *model, *wanted.overrides)
     clock = MonotonicClock()
     if wanted.kind == "ray":
-        if wanted.two_nodes:
-            raise ConfigError("two nodes: only for processes started by hand")
-        paced = (*settings, f"faults.spec={pace}")
-        ray = RayHouse(paced, wanted.scratch, wanted.logs, clock, show_progress)
+        ray = RayHouse(
+            (*settings, f"faults.spec={pace}"),
+            wanted.scratch,
+            wanted.logs,
+            clock,
+            num_ranks=wanted.num_ranks,
+            two_nodes=wanted.two_nodes,
+        )
         return ray, _SERVED_NAME, sizes
     program = shutil.which(wanted.redis_server)
     if program is None:
         raise ConfigError(f"no program {wanted.redis_server!r}: name one with --redis-server")
     by_hand = HouseSettings(
-        program, wanted.logs, settings, pace, seed=wanted.seed, two_nodes=wanted.two_nodes
+        program,
+        wanted.logs,
+        settings,
+        pace,
+        seed=wanted.seed,
+        two_nodes=wanted.two_nodes,
+        num_ranks=wanted.num_ranks,
     )
     return ByHandHouse(by_hand, clock, show_progress), _SERVED_NAME, sizes

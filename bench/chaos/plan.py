@@ -34,6 +34,7 @@ class FaultKind(enum.StrEnum):
     STOP_GCS = "stop GCS"
     KILL_RAYLET = "kill raylet"
     KILL_RANK = "kill rank"
+    STOP_RANK = "stop rank"
     CUT_NETWORK = "cut network"
 
 
@@ -41,6 +42,7 @@ LASTING_S: Mapping[FaultKind, tuple[float, float]] = MappingProxyType(
     {
         FaultKind.STOP_PREFILL: (0.5, 8.0),
         FaultKind.STOP_DECODE: (0.5, 8.0),
+        FaultKind.STOP_RANK: (0.5, 8.0),
         FaultKind.STOP_STORE: (2.0, 6.0),
         FaultKind.STOP_GCS: (20.0, 20.0),
         FaultKind.CUT_NETWORK: (1.0, 8.0),
