@@ -12,8 +12,10 @@ import pytest
 from bench.chaos.process import (
     ManagedProcess,
     Program,
+    command_of,
     end_session,
     identity_of,
+    send_signal,
     session_members,
 )
 from bench.client import ServerError
@@ -61,6 +63,33 @@ def test_what_a_process_leaves_behind_is_named_and_killed(tmp_path: Path) -> Non
         assert left.startswith("process ") and left.endswith(" of x")
         while session_members(live.pid):
             await asyncio.sleep(0)
+
+    asyncio.run(test())
+
+
+def test_one_that_has_ended_by_itself_is_not_reproached_with_what_it_left(tmp_path: Path) -> None:
+    """A group gives itself up: its end was its own, and is judged as a crash or not."""
+
+    async def test() -> None:
+        live = await ManagedProcess.start(program(LEAVES_A_CHILD), tmp_path / "x.log")
+        await live.until_ready(DEADLINE_S)
+        send_signal(live.pid, signal.SIGTERM)
+        await live.until_ended()
+        assert len(live.left) == 1
+        assert await live.terminate(DEADLINE_S) == []
+
+    asyncio.run(test())
+
+
+def test_a_process_is_found_by_what_it_runs(tmp_path: Path) -> None:
+    async def test() -> None:
+        live = await ManagedProcess.start(program(LEAVES_A_CHILD), tmp_path / "x.log")
+        await live.until_ready(DEADLINE_S)
+        members = session_members(live.pid)
+        assert [pid for pid in members if "subprocess" in command_of(pid)] == [live.pid]
+        assert len(members) == 2
+        await live.kill()
+        assert command_of(live.pid) == ""
 
     asyncio.run(test())
 
