@@ -24,7 +24,7 @@ from pathlib import Path
 
 from bench.chaos.house import Door
 from bench.chaos.kv_books import books_at_rest
-from bench.chaos.plan import FaultKind, PlannedFault
+from bench.chaos.plan import GROUP_PATIENCE_S, FaultKind, PlannedFault
 from bench.chaos.process import (
     ManagedProcess,
     Program,
@@ -39,7 +39,6 @@ from bench.client import ServerError
 from bench.progress import Progress
 from bench.tandem_server import free_port
 from core.clock import Clock
-from core.config import ParallelConfig
 
 STORE = "store"
 _NETWORK = "network"
@@ -47,10 +46,15 @@ START_TIMEOUT_S = 240.0
 _STOP_GRACE_S = 60.0
 _WHOLE_WITHIN_S = 120.0
 _GROUP_ENDS_WITHIN_S = 120.0
-_GROUP_PATIENCE_S = ParallelConfig().step_timeout_s
 _RANK = "cluster.rank_process"
 _KILLS = (FaultKind.KILL_PREFILL, FaultKind.KILL_DECODE, FaultKind.KILL_ROUTER)
-_STOPS = (FaultKind.STOP_PREFILL, FaultKind.STOP_DECODE, FaultKind.STOP_STORE, FaultKind.STOP_RANK)
+_STOPS = (
+    FaultKind.STOP_PREFILL,
+    FaultKind.STOP_DECODE,
+    FaultKind.STOP_RANK,
+    FaultKind.STOP_ROUTER,
+    FaultKind.STOP_STORE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +120,7 @@ class ByHandHouse:
         ended = [FaultKind.KILL_DECODE, FaultKind.RESTART_DECODE]
         targets |= {kind: decode[:-1] for kind in ended}
         ended = [FaultKind.KILL_ROUTER, FaultKind.RESTART_ROUTER]
-        targets |= {kind: routers[:-1] for kind in ended}
+        targets |= {kind: routers[:-1] for kind in ended} | {FaultKind.STOP_ROUTER: routers}
         if self._settings.num_ranks > 1:
             prefill, decode = prefill[:-1], decode[:-1]
             of_ranks = (FaultKind.KILL_RANK, FaultKind.STOP_RANK)
@@ -236,7 +240,7 @@ class ByHandHouse:
         finally:
             send(live, signal.SIGCONT)
         # A group may give itself up for that, in a while; the watcher starts it again in any case.
-        if is_group and fault.for_s > _GROUP_PATIENCE_S and await _has_ended_within(live):
+        if is_group and fault.for_s > GROUP_PATIENCE_S and await _has_ended_within(live):
             self._ended_faults += live.faults
             await self._start(fault.target)
 
@@ -292,7 +296,7 @@ def _signal_rank(live: ManagedProcess, number: signal.Signals) -> None:
         send_signal(pid, number)
 
 
-async def _has_ended_within(live: ManagedProcess, within_s: float = 2 * _GROUP_PATIENCE_S) -> bool:
+async def _has_ended_within(live: ManagedProcess, within_s: float = 2 * GROUP_PATIENCE_S) -> bool:
     try:
         async with asyncio.timeout(within_s):
             await live.until_ended()

@@ -11,6 +11,7 @@ from bench.chaos.asks import Sizes
 from bench.chaos.by_hand_house import ByHandHouse, HouseSettings
 from bench.chaos.house import House
 from bench.chaos.model import FIRST_TOKEN_ID, LAST_TOKEN_ID, write_tiny_model
+from bench.chaos.plan import GROUP_PATIENCE_S
 from bench.chaos.ray_house import RayHouse
 from bench.progress import show_progress
 from core.clock import MonotonicClock
@@ -23,13 +24,14 @@ _SERVED_NAME = "chaos"
 _SETTINGS = (
     f"model.served_model_name={_SERVED_NAME}",
     "model.max_model_len=1024",
-    "router.max_attempts=8",  # one request may meet several faults
+    "router.max_attempts=12",  # one request may meet several faults
     "router.no_worker_timeout_s=10",
     "scheduler.prefill_chunk_tokens=64",
     "scheduler.max_num_batched_tokens=128",
     "scheduler.max_num_seqs=32",
     "cache.num_blocks=320",  # few enough that sequences wait and give way
     "parallel.num_threads=1",
+    f"parallel.step_timeout_s={GROUP_PATIENCE_S}",
     "kv_transfer.verify=true",
     "kv_transfer.lease_s=10",
     "worker.drain_timeout_s=20",

@@ -46,9 +46,11 @@ _ROUTER = "router"
 _RAYLET = "raylet"
 _NETWORK = "network"
 _WORKERS = ("prefill-0", "prefill-1", "decode-0", "decode-1")
-_START_TIMEOUT_S = 240.0
+_START_TIMEOUT_S = 300.0
 _STOP_GRACE_S = 90.0
-_HEALED_WITHIN_S = 180.0
+_HEALED_WITHIN_S = 300.0
+_WITHOUT_WORKERS_S = 200.0
+"""How long requests wait for one: what a raylet takes away is all gone until there is a new one."""
 _ACTORS_END_WITHIN_S = 20.0
 _WHOLE_WITHIN_S = 120.0
 _LOOK_AGAIN_S = 0.1
@@ -92,12 +94,11 @@ class RayHouse:
             "cluster.num_prefill_workers=2",
             "cluster.num_decode_workers=2",
             f"parallel.tensor_parallel_size={num_ranks}",
+            f"router.no_worker_timeout_s={_WITHOUT_WORKERS_S}",
         )
         prefix: tuple[str, ...] = ()
         if self._nodes is not None:
             settings += (f"cluster.ray_address={self._nodes.address}", "worker.host=auto")
-            # A raylet's workers are all away until there is a new one.
-            settings += (f"router.no_worker_timeout_s={_HEALED_WITHIN_S / 2}",)
             prefix = self._nodes.prefix
         options = (part for each in settings for part in ("--set", each))
         command = (*prefix, sys.executable, "-m", "cli.main", "serve", *options)
