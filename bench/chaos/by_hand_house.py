@@ -25,16 +25,10 @@ from pathlib import Path
 from bench.chaos.house import Door
 from bench.chaos.kv_books import books_at_rest
 from bench.chaos.plan import GROUP_PATIENCE_S, FaultKind, PlannedFault
-from bench.chaos.process import (
-    ManagedProcess,
-    Program,
-    command_of,
-    memory_of,
-    send_signal,
-    session_members,
-)
+from bench.chaos.process import ManagedProcess, Program, memory_of
 from bench.chaos.second_node import SecondNode
 from bench.chaos.verdict import Books, Memory
+from bench.chaos.worker_group import has_ended_within, other_ranks, signal_rank
 from bench.client import ServerError
 from bench.progress import Progress
 from bench.tandem_server import free_port
@@ -46,7 +40,6 @@ START_TIMEOUT_S = 240.0
 _STOP_GRACE_S = 60.0
 _WHOLE_WITHIN_S = 120.0
 _GROUP_ENDS_WITHIN_S = 120.0
-_RANK = "cluster.rank_process"
 _KILLS = (FaultKind.KILL_PREFILL, FaultKind.KILL_DECODE, FaultKind.KILL_ROUTER)
 _STOPS = (
     FaultKind.STOP_PREFILL,
@@ -129,18 +122,19 @@ class ByHandHouse:
         targets |= {kind: [STORE] for kind in (FaultKind.STOP_STORE, FaultKind.KILL_STORE)}
         return targets if self._node is None else targets | {FaultKind.CUT_NETWORK: [_NETWORK]}
 
-    async def carry_out(self, fault: PlannedFault) -> None:
+    async def carry_out(self, fault: PlannedFault) -> float:
         async with self._locks[fault.target]:
+            at_s = self._clock.now()
             if fault.kind is FaultKind.CUT_NETWORK:
                 assert self._node is not None
                 await self._node.cut_for(fault.for_s)
-                return
-            if fault.kind in _STOPS:
+            elif fault.kind in _STOPS:
                 await self._stop_for(fault)
-                return
-            await self._end(fault)
-            await self._start(fault.target, fault.spec)
-            self._back(fault.target)
+            else:
+                await self._end(fault)
+                await self._start(fault.target, fault.spec)
+                self._back(fault.target)
+        return at_s
 
     def was_away(self, door: str, since_s: float) -> bool:
         return self._gone_s.get(door, -float("inf")) >= since_s
@@ -161,7 +155,7 @@ class ByHandHouse:
         }
         pids = {name: live.pid for name, live in steady.items()}
         for name, live in steady.items():
-            ranks = enumerate(_other_ranks(live), start=1)
+            ranks = enumerate(other_ranks(live), start=1)
             pids |= {f"{name}-rank-{rank}": pid for rank, pid in ranks}
         looks = (memory_of(name, pid) for name, pid in pids.items())
         return tuple(look for look in looks if look is not None)
@@ -217,8 +211,8 @@ class ByHandHouse:
         self._gone_s[fault.target] = float("inf")
         if fault.kind is FaultKind.KILL_RANK:
             live.end_is_asked_for = True
-            _signal_rank(live, signal.SIGKILL)
-            if not await _has_ended_within(live, _GROUP_ENDS_WITHIN_S):
+            signal_rank(live, signal.SIGKILL)
+            if not await has_ended_within(live, _GROUP_ENDS_WITHIN_S):
                 raise ServerError(f"{fault.target} lives on without one of its ranks")
         elif fault.kind in _KILLS or fault.kind is FaultKind.KILL_STORE:
             await live.kill()
@@ -233,14 +227,18 @@ class ByHandHouse:
         live, is_group = self._live[fault.target], fault.target in self._workers
         is_group = is_group and self._settings.num_ranks > 1
         live.may_end = live.may_end or is_group
-        send = _signal_rank if fault.kind is FaultKind.STOP_RANK else ManagedProcess.signal
+        send = signal_rank if fault.kind is FaultKind.STOP_RANK else ManagedProcess.signal
         send(live, signal.SIGSTOP)
         try:
             await asyncio.sleep(fault.for_s)
         finally:
             send(live, signal.SIGCONT)
         # A group may give itself up for that, in a while; the watcher starts it again in any case.
-        if is_group and fault.for_s > GROUP_PATIENCE_S and await _has_ended_within(live):
+        if (
+            is_group
+            and fault.for_s > GROUP_PATIENCE_S
+            and await has_ended_within(live, 2 * GROUP_PATIENCE_S)
+        ):
             self._ended_faults += live.faults
             await self._start(fault.target)
 
@@ -284,22 +282,3 @@ class ByHandHouse:
         settings = (*stored, *self._settings.overrides, *own)
         options = (part for each in settings for part in ("--set", each))
         return (sys.executable, "-m", "cli.main", verb, *options)
-
-
-def _other_ranks(live: ManagedProcess) -> list[int]:
-    """Pids of its ranks but the leader, in the order in which they were started."""
-    return [pid for pid in sorted(session_members(live.pid)) if _RANK in command_of(pid)]
-
-
-def _signal_rank(live: ManagedProcess, number: signal.Signals) -> None:
-    for pid in _other_ranks(live)[-1:]:
-        send_signal(pid, number)
-
-
-async def _has_ended_within(live: ManagedProcess, within_s: float = 2 * GROUP_PATIENCE_S) -> bool:
-    try:
-        async with asyncio.timeout(within_s):
-            await live.until_ended()
-    except TimeoutError:
-        return False
-    return True

@@ -139,14 +139,16 @@ class RayHouse:
             targets |= {FaultKind.KILL_RAYLET: [_RAYLET], FaultKind.CUT_NETWORK: [_NETWORK]}
         return targets
 
-    async def carry_out(self, fault: PlannedFault) -> None:
+    async def carry_out(self, fault: PlannedFault) -> float:
         alone = self._nodes is not None and fault.kind not in _STOPS[:3]
         async with self._locks["" if alone else fault.target]:
+            at_s = self._clock.now()
             await self._hit(fault)
             await self._until_whole()
             if fault.target == _ROUTER:
                 self._router_gone_s = self._clock.now()
             self._note_processes()
+        return at_s
 
     def was_away(self, door: str, since_s: float) -> bool:
         return self._router_gone_s >= since_s

@@ -96,7 +96,7 @@ async def _do_all(
 async def _do(house: House, fault: PlannedFault, clock: Clock, progress: Progress) -> FaultDone:
     at_s, over_s, problem = clock.now(), None, ""
     try:
-        await house.carry_out(fault)
+        at_s = await house.carry_out(fault)
         over_s = clock.now()
     except ServerError as error:
         problem = str(error)

@@ -18,6 +18,7 @@ from bench.chaos.process import (
     send_signal,
     session_members,
 )
+from bench.chaos.worker_group import has_ended_within, other_ranks, signal_rank
 from bench.client import ServerError
 
 DEADLINE_S = 60.0
@@ -111,5 +112,28 @@ def test_faults_that_a_process_did_to_itself_are_counted(tmp_path: Path) -> None
         await live.until_ready(DEADLINE_S)
         await live.until_ended()
         assert live.faults == {"kv_send corrupt": 1, "kv_send delay": 1}
+
+    asyncio.run(test())
+
+
+GROUP = """
+import signal, subprocess, sys
+rank = "import signal; signal.pause()  # cluster." + "rank_process"
+child = subprocess.Popen([sys.executable, "-c", rank])
+print("x ready: 127.0.0.1:7", flush=True)
+child.wait()
+"""
+
+
+def test_a_group_ends_when_its_last_rank_is_hit(tmp_path: Path) -> None:
+    async def test() -> None:
+        leader = await ManagedProcess.start(program(GROUP), tmp_path / "x.log")
+        await leader.until_ready(DEADLINE_S)
+        assert not await has_ended_within(leader, 0.0)
+        (rank,) = other_ranks(leader)
+        assert rank != leader.pid
+        signal_rank(leader, signal.SIGKILL)
+        assert await has_ended_within(leader, DEADLINE_S)
+        assert other_ranks(leader) == []
 
     asyncio.run(test())
