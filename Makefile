@@ -73,8 +73,8 @@ chaos: $(DEV)
 	$(CHAOS) --house ray --ranks 2 --duration 120s --period 10s $(ARGS)
 
 chaos-short: $(DEV)
-	$(BY_HAND) --duration 110s --period 5s $(ARGS)
-	$(BY_HAND) --duration 70s --period 7s --ranks 2 $(ARGS)
+	$(BY_HAND) --duration 100s --period 5s $(ARGS)
+	$(BY_HAND) --duration 60s --period 6s --ranks 2 $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
