@@ -74,7 +74,7 @@ chaos: $(DEV)
 
 chaos-short: $(DEV)
 	$(BY_HAND) --duration 100s --period 5s $(ARGS)
-	$(BY_HAND) --duration 60s --period 6s --ranks 2 $(ARGS)
+	$(BY_HAND) --duration 60s --period 4s --ranks 2 $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
