@@ -62,16 +62,19 @@ bench-peers: $(DEV)
 SEED ?= 0
 # Cutting a network needs a network namespace, and that needs root.
 NODES ?= $(if $(filter 0,$(shell id -u)),--two-nodes)
-CHAOS  = $(BIN)/tandem bench chaos --seed $(SEED)
-BY_HAND = --redis-server "$$($(BIN)/python tests/redis_server.py)" $(NODES)
+CHAOS  = $(BIN)/tandem bench chaos --seed $(SEED) $(NODES)
+BY_HAND = $(CHAOS) --redis-server "$$($(BIN)/python tests/redis_server.py)"
 
+# Single processes; groups of two ranks; the real model; Ray, with groups and a second raylet.
 chaos: $(DEV)
-	$(CHAOS) $(BY_HAND) --duration 420s $(ARGS)
-	$(CHAOS) $(BY_HAND) --duration 90s --period 10s --clients 3 --model default $(ARGS)
-	$(CHAOS) --house ray --duration 90s --period 10s $(ARGS)
+	$(BY_HAND) --duration 300s --period 7s $(ARGS)
+	$(BY_HAND) --duration 100s --period 8s --ranks 2 $(ARGS)
+	$(BY_HAND) --duration 80s --period 10s --clients 3 --model default $(ARGS)
+	$(CHAOS) --house ray --ranks 2 --duration 120s --period 10s $(ARGS)
 
 chaos-short: $(DEV)
-	$(CHAOS) $(BY_HAND) --duration 180s --period 5s $(ARGS)
+	$(BY_HAND) --duration 100s --period 5s $(ARGS)
+	$(BY_HAND) --duration 60s --period 4s --ranks 2 $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 
 from core.config import Config
 from core.errors import ConfigError
@@ -12,11 +13,14 @@ _ELSEWHERE = ("192.0.2.1", 9)
 """An address reserved for documentation: nothing is sent to it, only a route is looked up."""
 
 
-def with_own_address(config: Config) -> Config:
-    """The configuration with `auto` replaced by an address that other machines can reach."""
+def with_own_address(config: Config, find: Callable[[], str] | None = None) -> Config:
+    """The configuration with `auto` replaced by an address that other machines can reach.
+
+    `find` says which, where something knows better than `own_address`.
+    """
     if config.worker.host != AUTO:
         return config
-    worker = config.worker.model_copy(update={"host": own_address()})
+    worker = config.worker.model_copy(update={"host": (find or own_address)()})
     return config.model_copy(update={"worker": worker})
 
 

@@ -10,11 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import ray.util
+
 from cluster.logs import configure_logging, redirect_output
+from cluster.own_address import with_own_address
 from cluster.priority import give_way
 from cluster.ray_store import StoreRef, open_store
 from cluster.shell import End, Ending, MakeRouter, MakeWorker, Ready, Worker
@@ -77,7 +80,7 @@ class WorkerActor:
         move_in(home, config)
         give_way(config.worker, role)
         self._name = home.name
-        self._config = config
+        self._config = on_this_node(config)
         self._role = role
         self._make = make
         self._store = open_store(store)
@@ -167,6 +170,12 @@ class RouterActor:
     async def stop(self, grace_s: float) -> None:
         await self._router.stop(grace_s)
         await self._store.close()
+
+
+def on_this_node(config: Config) -> Config:
+    """With the address by which Ray knows this machine, where it is to find its own."""
+    find: Callable[[], str] = ray.util.get_node_ip_address
+    return with_own_address(config, find)
 
 
 def move_in(home: Home, config: Config) -> None:

@@ -7,9 +7,8 @@ import importlib
 import logging
 import os
 
-from cluster.own_address import with_own_address
 from cluster.priority import give_way
-from cluster.ray_actors import Home, Refusal, move_in
+from cluster.ray_actors import Home, Refusal, move_in, on_this_node
 from cluster.shell import End, Ready
 from core.config import Config
 from core.errors import TandemError
@@ -26,7 +25,7 @@ class RankActor:
         move_in(home, config)
         give_way(config.worker, role)
         self._name = home.name
-        self._config = config
+        self._config = on_this_node(config)
         self._rank = rank
 
     async def start(self, at: Rendezvous) -> Ready | Refusal:
@@ -34,7 +33,7 @@ class RankActor:
         try:
             # Imports torch, which takes seconds
             module = await asyncio.to_thread(importlib.import_module, "cluster.rank_shell")
-            self._shell = module.RankShell(with_own_address(self._config), self._rank)
+            self._shell = module.RankShell(self._config, self._rank)
             await self._shell.start(at, log.info)
         except TandemError as error:
             log.error("start refused: %s", error.message)

@@ -195,7 +195,7 @@ class WorkerConfig(_Section):
 
     host: str = "127.0.0.1"
     """Address the worker's gRPC server binds and announces; auto: this machine's own on the
-    network, for workers on several machines."""
+    network, for workers on several machines; under Ray, the one by which Ray knows it."""
     port: Port = 0
     """Port of the worker's gRPC server; 0 picks a free one."""
     heartbeat_s: PositiveFloat = 1.0

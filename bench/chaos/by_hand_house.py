@@ -1,13 +1,15 @@
 """A house of processes started by hand: a Redis, two routers, two workers of each role, no Ray.
 
-On two nodes, the prefill workers live on the other one.
+On two nodes, the prefill workers live on the other one. A worker may be a group of several ranks:
+then each has as many, so that every answer is added up in the order of the undisturbed one.
 
     store, then all others at once -> ready -> each process is watched: one that ends unasked is a
     crash, and is started again as a supervisor would -> faults, one at a time for each target
     -> SIGTERM to all, workers before their store -> what is left in any session is killed
 
 The last router and the last worker of each role are stopped, cut off and sent bad transfers, but
-never ended: their memory says whether anything grows.
+never ended: their memory says whether anything grows. A group that waits for a stopped rank too
+long gives itself up, so the last groups aren't stopped either.
 """
 
 from __future__ import annotations
@@ -22,10 +24,11 @@ from pathlib import Path
 
 from bench.chaos.house import Door
 from bench.chaos.kv_books import books_at_rest
-from bench.chaos.plan import FaultKind, PlannedFault
+from bench.chaos.plan import GROUP_PATIENCE_S, FaultKind, PlannedFault
 from bench.chaos.process import ManagedProcess, Program, memory_of
 from bench.chaos.second_node import SecondNode
 from bench.chaos.verdict import Books, Memory
+from bench.chaos.worker_group import has_ended_within, other_ranks, signal_rank
 from bench.client import ServerError
 from bench.progress import Progress
 from bench.tandem_server import free_port
@@ -33,11 +36,18 @@ from core.clock import Clock
 
 STORE = "store"
 _NETWORK = "network"
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 240.0
 _STOP_GRACE_S = 60.0
-_WHOLE_WITHIN_S = 60.0
+_WHOLE_WITHIN_S = 120.0
+_GROUP_ENDS_WITHIN_S = 120.0
 _KILLS = (FaultKind.KILL_PREFILL, FaultKind.KILL_DECODE, FaultKind.KILL_ROUTER)
-_STOPS = (FaultKind.STOP_PREFILL, FaultKind.STOP_DECODE, FaultKind.STOP_STORE)
+_STOPS = (
+    FaultKind.STOP_PREFILL,
+    FaultKind.STOP_DECODE,
+    FaultKind.STOP_RANK,
+    FaultKind.STOP_ROUTER,
+    FaultKind.STOP_STORE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +64,8 @@ class HouseSettings:
     num_of_each_role: int = 2
     seed: int = 0
     two_nodes: bool = False
+    num_ranks: int = 1
+    """Of every worker."""
 
 
 class ByHandHouse:
@@ -101,22 +113,28 @@ class ByHandHouse:
         ended = [FaultKind.KILL_DECODE, FaultKind.RESTART_DECODE]
         targets |= {kind: decode[:-1] for kind in ended}
         ended = [FaultKind.KILL_ROUTER, FaultKind.RESTART_ROUTER]
-        targets |= {kind: routers[:-1] for kind in ended}
+        targets |= {kind: routers[:-1] for kind in ended} | {FaultKind.STOP_ROUTER: routers}
+        if self._settings.num_ranks > 1:
+            prefill, decode = prefill[:-1], decode[:-1]
+            of_ranks = (FaultKind.KILL_RANK, FaultKind.STOP_RANK)
+            targets |= {kind: prefill + decode for kind in of_ranks}
         targets |= {FaultKind.STOP_PREFILL: prefill, FaultKind.STOP_DECODE: decode}
         targets |= {kind: [STORE] for kind in (FaultKind.STOP_STORE, FaultKind.KILL_STORE)}
         return targets if self._node is None else targets | {FaultKind.CUT_NETWORK: [_NETWORK]}
 
-    async def carry_out(self, fault: PlannedFault) -> None:
+    async def carry_out(self, fault: PlannedFault) -> float:
         async with self._locks[fault.target]:
+            at_s = self._clock.now()
             if fault.kind is FaultKind.CUT_NETWORK:
-                await self._cut_network(fault.for_s)
-                return
-            if fault.kind in _STOPS:
-                await self._pause(self._live[fault.target], fault.for_s)
-                return
-            await self._end(fault)
-            await self._start(fault.target, fault.spec)
-            self._back(fault.target)
+                assert self._node is not None
+                await self._node.cut_for(fault.for_s)
+            elif fault.kind in _STOPS:
+                await self._stop_for(fault)
+            else:
+                await self._end(fault)
+                await self._start(fault.target, fault.spec)
+                self._back(fault.target)
+        return at_s
 
     def was_away(self, door: str, since_s: float) -> bool:
         return self._gone_s.get(door, -float("inf")) >= since_s
@@ -135,7 +153,11 @@ class ByHandHouse:
             for name, live in self._live.items()
             if self._lives[name] == 1 and name != STORE
         }
-        looks = (memory_of(name, live.pid) for name, live in steady.items())
+        pids = {name: live.pid for name, live in steady.items()}
+        for name, live in steady.items():
+            ranks = enumerate(other_ranks(live), start=1)
+            pids |= {f"{name}-rank-{rank}": pid for rank, pid in ranks}
+        looks = (memory_of(name, pid) for name, pid in pids.items())
         return tuple(look for look in looks if look is not None)
 
     async def books(self) -> tuple[Books, ...]:
@@ -172,18 +194,27 @@ class ByHandHouse:
         status = await live.until_ended()
         if live.end_is_asked_for or self._stopping:
             return
-        self._crashes.append(f"{name} ended with status {status}; it said:\n{live.said()}")
-        self._progress(f"crash: {name} ended with status {status}")
-        self._ended_faults += live.faults
-        try:
-            await self._start(name, spec)
-        except ServerError as error:
-            self._progress(f"not back: {error}")
+        if not live.may_end:
+            self._crashes.append(f"{name} ended with status {status}; it said:\n{live.said()}")
+            self._progress(f"crash: {name} ended with status {status}")
+        async with self._locks[name]:
+            if self._live[name] is not live:  # a fault that came later has replaced it
+                return
+            self._ended_faults += live.faults
+            try:
+                await self._start(name, spec)
+            except ServerError as error:
+                self._progress(f"not back: {error}")
 
     async def _end(self, fault: PlannedFault) -> None:
         live = self._live[fault.target]
         self._gone_s[fault.target] = float("inf")
-        if fault.kind in _KILLS or fault.kind is FaultKind.KILL_STORE:
+        if fault.kind is FaultKind.KILL_RANK:
+            live.end_is_asked_for = True
+            signal_rank(live, signal.SIGKILL)
+            if not await has_ended_within(live, _GROUP_ENDS_WITHIN_S):
+                raise ServerError(f"{fault.target} lives on without one of its ranks")
+        elif fault.kind in _KILLS or fault.kind is FaultKind.KILL_STORE:
             await live.kill()
         elif left := await live.terminate(_STOP_GRACE_S):
             self._ended_badly += left
@@ -192,20 +223,24 @@ class ByHandHouse:
     def _back(self, name: str) -> None:
         self._gone_s[name] = self._clock.now()
 
-    async def _pause(self, live: ManagedProcess, for_s: float) -> None:
-        live.signal(signal.SIGSTOP)
+    async def _stop_for(self, fault: PlannedFault) -> None:
+        live, is_group = self._live[fault.target], fault.target in self._workers
+        is_group = is_group and self._settings.num_ranks > 1
+        live.may_end = live.may_end or is_group
+        send = signal_rank if fault.kind is FaultKind.STOP_RANK else ManagedProcess.signal
+        send(live, signal.SIGSTOP)
         try:
-            await asyncio.sleep(for_s)
+            await asyncio.sleep(fault.for_s)
         finally:
-            live.signal(signal.SIGCONT)
-
-    async def _cut_network(self, for_s: float) -> None:
-        assert self._node is not None
-        await self._node.cut()
-        try:
-            await asyncio.sleep(for_s)
-        finally:
-            await self._node.heal()
+            send(live, signal.SIGCONT)
+        # A group may give itself up for that, in a while; the watcher starts it again in any case.
+        if (
+            is_group
+            and fault.for_s > GROUP_PATIENCE_S
+            and await has_ended_within(live, 2 * GROUP_PATIENCE_S)
+        ):
+            self._ended_faults += live.faults
+            await self._start(fault.target)
 
     def _program(self, name: str, spec: str) -> Program:
         make: Callable[[str, str], Program] = self._worker_program
@@ -232,7 +267,12 @@ class ByHandHouse:
         seed = self._settings.seed + self._lives[name]
         there = self._node if role == "prefill" else None
         host = self._near if there is None else there.far_address
-        own = (f"faults.spec={specs}", f"faults.seed={seed}", f"worker.host={host}")
+        own = (
+            f"faults.spec={specs}",
+            f"faults.seed={seed}",
+            f"worker.host={host}",
+            f"parallel.tensor_parallel_size={self._settings.num_ranks}",
+        )
         command = (*self._tandem(f"{role}-worker", *own), "--id", name)
         return Program(name, there.command(command) if there else command, f"{name} ready:")
 

@@ -11,6 +11,7 @@ from bench.chaos.asks import Sizes
 from bench.chaos.by_hand_house import ByHandHouse, HouseSettings
 from bench.chaos.house import House
 from bench.chaos.model import FIRST_TOKEN_ID, LAST_TOKEN_ID, write_tiny_model
+from bench.chaos.plan import GROUP_PATIENCE_S
 from bench.chaos.ray_house import RayHouse
 from bench.progress import show_progress
 from core.clock import MonotonicClock
@@ -23,13 +24,14 @@ _SERVED_NAME = "chaos"
 _SETTINGS = (
     f"model.served_model_name={_SERVED_NAME}",
     "model.max_model_len=1024",
-    "router.max_attempts=8",  # one request may meet several faults
+    "router.max_attempts=12",  # one request may meet several faults
     "router.no_worker_timeout_s=10",
     "scheduler.prefill_chunk_tokens=64",
     "scheduler.max_num_batched_tokens=128",
     "scheduler.max_num_seqs=32",
     "cache.num_blocks=320",  # few enough that sequences wait and give way
     "parallel.num_threads=1",
+    f"parallel.step_timeout_s={GROUP_PATIENCE_S}",
     "kv_transfer.verify=true",
     "kv_transfer.lease_s=10",
     "worker.drain_timeout_s=20",
@@ -51,6 +53,8 @@ class HouseWanted:
     seed: int
     overrides: tuple[str, ...]
     two_nodes: bool = False
+    num_ranks: int = 1
+    """Of every worker."""
 
 
 def make_house(wanted: HouseWanted) -> tuple[House, str, Sizes]:
@@ -67,15 +71,25 @@ def make_house(wanted: HouseWanted) -> tuple[House, str, Sizes]:
     settings = (*_SETTINGS, *model, *wanted.overrides)
     clock = MonotonicClock()
     if wanted.kind == "ray":
-        if wanted.two_nodes:
-            raise ConfigError("two nodes: only for processes started by hand")
-        paced = (*settings, f"faults.spec={pace}")
-        ray = RayHouse(paced, wanted.scratch, wanted.logs, clock, show_progress)
+        ray = RayHouse(
+            (*settings, f"faults.spec={pace}"),
+            wanted.scratch,
+            wanted.logs,
+            clock,
+            num_ranks=wanted.num_ranks,
+            two_nodes=wanted.two_nodes,
+        )
         return ray, _SERVED_NAME, sizes
     program = shutil.which(wanted.redis_server)
     if program is None:
         raise ConfigError(f"no program {wanted.redis_server!r}: name one with --redis-server")
     by_hand = HouseSettings(
-        program, wanted.logs, settings, pace, seed=wanted.seed, two_nodes=wanted.two_nodes
+        program,
+        wanted.logs,
+        settings,
+        pace,
+        seed=wanted.seed,
+        two_nodes=wanted.two_nodes,
+        num_ranks=wanted.num_ranks,
     )
     return ByHandHouse(by_hand, clock, show_progress), _SERVED_NAME, sizes

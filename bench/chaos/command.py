@@ -60,6 +60,12 @@ def chaos(
             help="Prefill workers in a network namespace whose cable is cut, too. Needs root.",
         ),
     ] = False,
+    ranks: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Of every worker's tensor-parallel group; from 2 up, single ones are hit."
+        ),
+    ] = 1,
     plan_only: Annotated[
         bool, typer.Option("--plan-only", help="Print the plan and do nothing.")
     ] = False,
@@ -76,7 +82,15 @@ def chaos(
     """
     with tempfile.TemporaryDirectory(prefix="tandem-chaos-") as scratch:
         wanted = HouseWanted(
-            house, model, redis_server, Path(scratch), logs, seed, tuple(overrides or ()), two_nodes
+            kind=house,
+            model=model,
+            redis_server=redis_server,
+            scratch=Path(scratch),
+            logs=logs,
+            seed=seed,
+            overrides=tuple(overrides or ()),
+            two_nodes=two_nodes,
+            num_ranks=ranks,
         )
         made, served_name, sizes = make_house(wanted)
         faults = make_plan(

@@ -37,9 +37,12 @@ class House(Protocol):
         """Who may be hit by each kind that this house can carry out."""
         ...
 
-    async def carry_out(self, fault: PlannedFault) -> None:
-        """Does it, and whatever an operator's supervisor would do next; returns when its target
-        serves again. Raises ServerError if it doesn't."""
+    async def carry_out(self, fault: PlannedFault) -> float:
+        """Does it, and whatever an operator's supervisor would do next, once its target is free of
+        earlier ones; returns when its target serves again, and says when it was hit.
+
+        Raises ServerError if it doesn't serve again.
+        """
         ...
 
     def was_away(self, door: str, since_s: float) -> bool:

@@ -30,7 +30,7 @@ from bench.http_response import ProtocolError
 from bench.progress import Progress
 from core.clock import Clock
 
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 """Of one try: longer than all deadlines of the house in a row."""
 _MAX_REFUSALS = 30
 _MAX_CUT_OFFS = 10

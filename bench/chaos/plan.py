@@ -28,12 +28,14 @@ class FaultKind(enum.StrEnum):
     RESTART_PREFILL = "restart P"
     RESTART_DECODE = "restart D"
     KILL_ROUTER = "kill router"
+    STOP_ROUTER = "stop router"
     RESTART_ROUTER = "restart router"
     STOP_STORE = "stop store"
     KILL_STORE = "kill store"
     STOP_GCS = "stop GCS"
     KILL_RAYLET = "kill raylet"
     KILL_RANK = "kill rank"
+    STOP_RANK = "stop rank"
     CUT_NETWORK = "cut network"
 
 
@@ -41,12 +43,16 @@ LASTING_S: Mapping[FaultKind, tuple[float, float]] = MappingProxyType(
     {
         FaultKind.STOP_PREFILL: (0.5, 8.0),
         FaultKind.STOP_DECODE: (0.5, 8.0),
+        FaultKind.STOP_RANK: (0.5, 18.0),
+        FaultKind.STOP_ROUTER: (0.5, 8.0),
         FaultKind.STOP_STORE: (2.0, 6.0),
         FaultKind.STOP_GCS: (20.0, 20.0),
         FaultKind.CUT_NETWORK: (1.0, 8.0),
     }
 )
-"""Shortest and longest time of what ends by itself: on both sides of every default deadline."""
+"""Shortest and longest time of what ends by itself: on both sides of every deadline it can miss."""
+GROUP_PATIENCE_S = 10.0
+"""How long the ranks of a group wait for one another: on a busy machine, too, only for a fault."""
 
 _P_SPECS = (
     "kv_send:delay=0.3:p=0.2",

@@ -46,6 +46,8 @@ class ManagedProcess:
         self.address = ""
         """The last word of the line that said ready."""
         self.end_is_asked_for = False
+        self.may_end = False
+        """A fault has hit it that it need not survive."""
         self.left: list[int] = []
         """Children that it did not end."""
         self._process = process
@@ -113,6 +115,9 @@ class ManagedProcess:
     async def terminate(self, grace_s: float) -> list[str]:
         """SIGTERM; returns what had to be killed, which is nothing after a clean end."""
         self.end_is_asked_for = True
+        if self.has_ended:
+            await self.until_ended()
+            return []
         self.signal(signal.SIGCONT)
         self.signal(signal.SIGTERM)
         try:
@@ -157,8 +162,7 @@ class ProcessIdentity:
     def signal(self, number: signal.Signals) -> None:
         """Nothing happens if it has ended."""
         if self.lives():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)
+            send_signal(self.pid, number)
 
 
 def identity_of(pid: int) -> ProcessIdentity | None:
@@ -206,12 +210,26 @@ def session_members(leader_pid: int) -> list[int]:
     return found
 
 
+def send_signal(pid: int, number: signal.Signals) -> None:
+    """Nothing happens if there is no such process."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def command_of(pid: int) -> str:
+    """What a process is called, with its arguments; empty if it has ended."""
+    try:
+        words = (Path("/proc") / str(pid) / "cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    return b" ".join(words).decode(errors="replace").strip()
+
+
 def end_session(leader_pid: int) -> list[int]:
     """Kills what is left in a process's session, and says what that was."""
     left = session_members(leader_pid)
     for pid in left:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+        send_signal(pid, signal.SIGKILL)
     return left
 
 

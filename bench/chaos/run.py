@@ -20,6 +20,9 @@ from bench.client import ServerError
 from bench.progress import Progress
 from core.clock import Clock
 
+_WARM_AT_MOST = 4
+_LOOK_AGAIN_S = 0.25
+
 
 @dataclass(frozen=True, slots=True)
 class ChaosPlan:
@@ -30,8 +33,10 @@ class ChaosPlan:
     seed: int
     duration_s: float
     num_clients: int = 8
-    warm_s: float = 10.0
-    """Load without faults, before memory is noted: caches fill."""
+    warm_s: float = 20.0
+    """Load without faults, at least, before memory is noted: caches and allocators fill."""
+    warm_visits: int = 120
+    """And so many visits, where that takes no longer than `_WARM_AT_MOST` times that."""
 
 
 async def run_chaos(house: House, plan: ChaosPlan, clock: Clock, progress: Progress) -> Evidence:
@@ -53,7 +58,7 @@ async def _evidence(house: House, plan: ChaosPlan, clock: Clock, progress: Progr
         clients.keep_asking(visits(plan.asks, seed=plan.seed), plan.num_clients, over)
     )
     try:
-        await asyncio.sleep(plan.warm_s)
+        await _warm(plan, clients, clock)
         before = house.memory()
         faults = await _do_all(house, plan, clock, progress)
         over.set()
@@ -78,6 +83,17 @@ async def _evidence(house: House, plan: ChaosPlan, clock: Clock, progress: Progr
     )
 
 
+async def _warm(plan: ChaosPlan, clients: Clients, clock: Clock) -> None:
+    """A router's memory grows for its first hundred answers or so, and hardly any more then."""
+    began_s = clock.now()
+    await asyncio.sleep(plan.warm_s)
+    while (
+        len(clients.outcomes) < plan.warm_visits
+        and clock.now() < began_s + _WARM_AT_MOST * plan.warm_s
+    ):
+        await asyncio.sleep(_LOOK_AGAIN_S)
+
+
 async def _do_all(
     house: House, plan: ChaosPlan, clock: Clock, progress: Progress
 ) -> tuple[FaultDone, ...]:
@@ -96,7 +112,7 @@ async def _do_all(
 async def _do(house: House, fault: PlannedFault, clock: Clock, progress: Progress) -> FaultDone:
     at_s, over_s, problem = clock.now(), None, ""
     try:
-        await house.carry_out(fault)
+        at_s = await house.carry_out(fault)
         over_s = clock.now()
     except ServerError as error:
         problem = str(error)

@@ -56,6 +56,14 @@ class SecondNode:
         """As before the cut; what was sent meanwhile is lost."""
         await _ip("link", "set", self._near_end, "master", self._bridge)
 
+    async def cut_for(self, seconds: float) -> None:
+        """Cuts and heals."""
+        await self.cut()
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            await self.heal()
+
     async def close(self) -> None:
         """Takes away what there is of it."""
         for words in (("link", "del", self._bridge), ("netns", "del", self._namespace)):

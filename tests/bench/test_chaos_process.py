@@ -12,10 +12,13 @@ import pytest
 from bench.chaos.process import (
     ManagedProcess,
     Program,
+    command_of,
     end_session,
     identity_of,
+    send_signal,
     session_members,
 )
+from bench.chaos.worker_group import has_ended_within, other_ranks, signal_rank
 from bench.client import ServerError
 
 DEADLINE_S = 60.0
@@ -65,6 +68,33 @@ def test_what_a_process_leaves_behind_is_named_and_killed(tmp_path: Path) -> Non
     asyncio.run(test())
 
 
+def test_one_that_has_ended_by_itself_is_not_reproached_with_what_it_left(tmp_path: Path) -> None:
+    """A group gives itself up: its end was its own, and is judged as a crash or not."""
+
+    async def test() -> None:
+        live = await ManagedProcess.start(program(LEAVES_A_CHILD), tmp_path / "x.log")
+        await live.until_ready(DEADLINE_S)
+        send_signal(live.pid, signal.SIGTERM)
+        await live.until_ended()
+        assert len(live.left) == 1
+        assert await live.terminate(DEADLINE_S) == []
+
+    asyncio.run(test())
+
+
+def test_a_process_is_found_by_what_it_runs(tmp_path: Path) -> None:
+    async def test() -> None:
+        live = await ManagedProcess.start(program(LEAVES_A_CHILD), tmp_path / "x.log")
+        await live.until_ready(DEADLINE_S)
+        members = session_members(live.pid)
+        assert [pid for pid in members if "subprocess" in command_of(pid)] == [live.pid]
+        assert len(members) == 2
+        await live.kill()
+        assert command_of(live.pid) == ""
+
+    asyncio.run(test())
+
+
 def test_one_that_ends_before_it_is_ready_is_an_error_with_its_last_words(tmp_path: Path) -> None:
     async def test() -> None:
         live = await ManagedProcess.start(program("print('no model')"), tmp_path / "x.log")
@@ -82,5 +112,28 @@ def test_faults_that_a_process_did_to_itself_are_counted(tmp_path: Path) -> None
         await live.until_ready(DEADLINE_S)
         await live.until_ended()
         assert live.faults == {"kv_send corrupt": 1, "kv_send delay": 1}
+
+    asyncio.run(test())
+
+
+GROUP = """
+import signal, subprocess, sys
+rank = "import signal; signal.pause()  # cluster." + "rank_process"
+child = subprocess.Popen([sys.executable, "-c", rank])
+print("x ready: 127.0.0.1:7", flush=True)
+child.wait()
+"""
+
+
+def test_a_group_ends_when_its_last_rank_is_hit(tmp_path: Path) -> None:
+    async def test() -> None:
+        leader = await ManagedProcess.start(program(GROUP), tmp_path / "x.log")
+        await leader.until_ready(DEADLINE_S)
+        assert not await has_ended_within(leader, 0.0)
+        (rank,) = other_ranks(leader)
+        assert rank != leader.pid
+        signal_rank(leader, signal.SIGKILL)
+        assert await has_ended_within(leader, DEADLINE_S)
+        assert other_ranks(leader) == []
 
     asyncio.run(test())
