@@ -26,14 +26,15 @@ TAIL = "\nasyncio.run(main(*ARGUMENTS))\n"
 
 
 @contextmanager
-def process(body: str, arguments: str) -> Iterator[subprocess.Popen[str]]:
+def process(body: str, arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """A process that has said `ready`."""
     indented = "\n".join(f"        {line}" for line in body.strip().splitlines())
     code = HEAD + indented + TAIL.replace("ARGUMENTS", arguments)
-    started = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    # Unbuffered: `communicate` doesn't see what a first `readline` has read ahead
+    started = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, bufsize=0)
     assert started.stdout is not None
     try:
-        assert started.stdout.readline() == "ready\n"
+        assert started.stdout.readline() == b"ready\n"
         yield started
     finally:
         started.kill()
@@ -41,9 +42,9 @@ def process(body: str, arguments: str) -> Iterator[subprocess.Popen[str]]:
         started.stdout.close()
 
 
-def rest(started: subprocess.Popen[str]) -> tuple[int, str]:
+def rest(started: subprocess.Popen[bytes]) -> tuple[int, str]:
     output, _ = started.communicate(timeout=DEADLINE_S)
-    return started.returncode, output
+    return started.returncode, output.decode()
 
 
 def test_the_first_signal_asks_and_the_process_ends_by_itself() -> None:
@@ -66,7 +67,7 @@ say('hurried')
     with process(body, "(60.0,)") as started:
         started.send_signal(signal.SIGTERM)
         assert started.stdout is not None
-        assert started.stdout.readline() == "draining\n"
+        assert started.stdout.readline() == b"draining\n"
         started.send_signal(signal.SIGINT)
         assert rest(started) == (0, "hurried\n")
 
