@@ -1,4 +1,4 @@
-# serve, demo: run Tandem.  test, check: prove it.  protos, docs: what is generated.
+# serve, demo: run Tandem.  test, check: prove it; test-slow: at length.  protos, docs: what is generated.
 # bench: this machine's figures, with shares of its limits.  bench-peers: other servers beside it, as
 # far as `tandem bench peers install` has made their environments.  chaos: faults of every kind under
 # load for ten minutes, chaos-short for three; SEED=n plans others.  ARGS="..." are passed on.
@@ -10,7 +10,7 @@ STAMP  := $(VENV)/.installed
 DEV    := $(VENV)/.installed-dev
 SET    ?=
 
-.PHONY: serve demo test check protos bench bench-peers chaos chaos-short docs clean
+.PHONY: serve demo test test-slow check protos bench bench-peers chaos chaos-short docs clean
 .DEFAULT_GOAL := serve
 
 $(BIN)/python:
@@ -36,6 +36,9 @@ demo: $(STAMP)
 
 test: $(DEV)
 	$(BIN)/python -m pytest -q -m "not gpu and not slow" $(ARGS)
+
+test-slow: $(DEV)
+	$(BIN)/python -m pytest -q -m "not gpu and slow" $(ARGS)
 
 check: $(DEV)
 	$(BIN)/ruff check .
