@@ -118,7 +118,7 @@ def test_greedy_tokens_are_the_same_where_nobody_asks_for_log_probabilities(
         assert [c.token_ids for c in got.choices] == [c.token_ids for c in right.choices], ask.name
 
 
-@pytest.mark.parametrize("chunk_tokens", [24, 333])
+@pytest.mark.parametrize("chunk_tokens", [24, pytest.param(333, marks=pytest.mark.slow)])
 def test_other_chunks_change_no_bit(golden: Golden, chunk_tokens: int) -> None:
     chunked = engine(
         *golden.precision,
