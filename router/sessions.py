@@ -3,7 +3,8 @@
     connect   open the channel, say hello(expected epoch), await welcome; wrong epoch: stay away
     serve     Prefill, Decode, Move and Cancel go out; events go to the sink of their transfer id;
               when the worker begins to drain, every attempt hears of it
-    lose      stream ended, silent too long, or refused: every attempt hears WorkerLost at once
+    lose      stream ended, silent too long, or refused: every attempt hears WorkerLost at once;
+              cancels that were not said are said when this incarnation is met again
     back off  wait, doubling up to a limit, and connect again; `close` ends it from any state
 
 A worker reports its load several times a second, so silence means that it is stopped or unreachable
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 
@@ -32,6 +34,8 @@ from router.policy import WorkerView
 from state.store import Member
 
 log = logging.getLogger(__name__)
+
+_MAX_UNSAID = 4096
 
 CHANNEL_OPTIONS = (
     # Finds a dead host under an idle stream; the load reports in between keep servers content.
@@ -82,6 +86,9 @@ class WorkerSession:
         self._sinks: dict[str, Sink] = {}
         self._outgoing: asyncio.Queue[worker_pb2.SessionRequest | None] = asyncio.Queue()
         """None ends the stream."""
+        self._unsaid: deque[worker_pb2.SessionRequest] = deque(maxlen=_MAX_UNSAID)
+        """Cancels for when there is a stream again: a worker that was done with an attempt may keep
+        KV for it, and does not give that up when a stream ends."""
         self._closing = asyncio.Event()
         self._is_unreachable = False
 
@@ -136,9 +143,12 @@ class WorkerSession:
 
     def cancel(self, transfer_id: str, choices: tuple[int, ...] = ()) -> None:
         """Ends the leg, or only some choices of it. Idempotent."""
+        cancel = worker_pb2.Cancel(transfer_id=transfer_id, choices=choices)
+        request = worker_pb2.SessionRequest(cancel=cancel)
         if self.connected:
-            cancel = worker_pb2.Cancel(transfer_id=transfer_id, choices=choices)
-            self._outgoing.put_nowait(worker_pb2.SessionRequest(cancel=cancel))
+            self._outgoing.put_nowait(request)
+        else:
+            self._unsaid.append(request)
 
     def move(self, transfer_id: str) -> None:
         """Asks a decode worker to let go of the leg: Moved follows for each choice. Idempotent."""
@@ -238,6 +248,8 @@ class WorkerSession:
         if info.protocol_version != PROTOCOL_VERSION:
             raise _RefusedError(f"speaks protocol {info.protocol_version}, not {PROTOCOL_VERSION}")
         self._info = info
+        while self._unsaid:
+            self._outgoing.put_nowait(self._unsaid.popleft())
         self._load = codec.load_from_wire(info.load)
         log.info("connected to %s worker %s", info.role, info.worker_id)
         self._on_change()
@@ -273,6 +285,7 @@ class WorkerSession:
     def _lose(self, reason: str) -> None:
         """Every attempt hears of it at once; `info` goes first, so that none is sent back here."""
         was_connected, self._info = self.connected, None
+        self._keep_cancels()
         self._outgoing.put_nowait(None)
         self._load = LoadReport(ready=False)
         self._assignments.clear()
@@ -286,6 +299,13 @@ class WorkerSession:
         for transfer_id, sink in lost.items():
             self._tell_lost(transfer_id, sink, reason)
         self._on_change()
+
+    def _keep_cancels(self) -> None:
+        """Those that are still queued."""
+        while not self._outgoing.empty():
+            request = self._outgoing.get_nowait()
+            if request is not None and request.HasField("cancel"):
+                self._unsaid.append(request)
 
     def _tell_lost(self, transfer_id: str, sink: Sink, reason: str) -> None:
         worker_id = self.member.worker_id

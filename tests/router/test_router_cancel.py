@@ -67,6 +67,26 @@ def test_a_client_that_leaves_before_the_first_token_stops_the_prefill(
     in_house(texts, test)
 
 
+def test_a_cancel_that_finds_no_session_is_said_when_there_is_one_again(texts: Texts) -> None:
+    """P is done and keeps KV for D's pull; the end of its session alone is no reason to give it up,
+    so it has to hear that nobody will pull."""
+
+    async def test(h: House) -> None:
+        h.d.gate.clear()
+        async with h.http.stream("POST", "/v1/completions", json=body(stream=True)) as response:
+            async for _ in events(response):
+                break
+            epoch, h.p.epoch = h.p.epoch, "keeps the router out"
+            h.p.drop_sessions()
+            await h.until_connected(1)
+        assert await h.router.door.drained(DEADLINE_S)
+        h.p.epoch = epoch
+        transfer_id = h.p.attempts[0].transfer_id
+        await h.p.until(lambda w: (transfer_id, ()) in w.cancels)
+
+    in_house(texts, test)
+
+
 def test_a_client_that_leaves_mid_stream_stops_the_decode(texts: Texts) -> None:
     async def test(h: House) -> None:
         h.d.gate.clear()
