@@ -56,7 +56,8 @@ class Peer:
         """A request whose P is stopped while D imports; at the end P goes on and is well."""
         house, pid = self.house, self.process.process.pid
         asking = asyncio.create_task(post(front, prompt, max_tokens=9, stream=stream))
-        await house.until(lambda: house.blocks("decode-0", "importing") > 0)
+        await house.until(lambda: asking.done() or house.blocks("decode-0", "importing") > 0)
+        assert not asking.done(), f"it ended before P was stopped: {asking.result().text}"
         os.kill(pid, signal.SIGSTOP)
         try:
             yield asking
