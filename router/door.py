@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from core.clock import Clock
 from core.errors import TandemError
 from router.admission import Admission
-from router.fleet import Fleet
+from router.fleet.fleet import Fleet
+from router.life.request_life import LifeSettings, RequestLife
 from router.limits import check_model
 from router.metrics import RouterMetrics
-from router.request_life import LifeSettings, RequestLife
 from router.texts import Texts
 
 

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 
 from core.errors import DeadlineError, TandemError
 from core.request import SamplingParams
-from router.admitted_request import AdmittedRequest
-from router.choice import Delta
 from router.door import Door
 from router.identifiers import new_request_id, new_seed
+from router.life.admitted_request import AdmittedRequest
+from router.life.choice import Delta
+from router.life.request_life import RequestLife
+from router.life.timeline import RequestTimeline, RequestTimings
 from router.limits import check_token_ids, resolve_max_tokens
-from router.request_life import RequestLife
 from router.request_spec import RequestSpec
-from router.timeline import RequestTimeline, RequestTimings
 
 log = logging.getLogger(__name__)
 

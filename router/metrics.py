@@ -10,9 +10,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from core import metric_names as names
 from core.errors import TransferError
 from core.request import AttemptDone, Phase
-from router.leg_event import LegEnd
-from router.request_life import RequestLife
-from router.worker_metrics import Loads, WorkerCollector
+from router.fleet.leg_event import LegEnd
+from router.fleet.worker_metrics import Loads, WorkerCollector
+from router.life.request_life import RequestLife
 
 SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300)
 SHORT_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2, 5)

@@ -18,17 +18,17 @@ from protos.certificate_files import front_certificates, peer_certificates
 from protos.secure_grpc import is_loopback
 from router.admission import Admission, shutting_down
 from router.door import Door, DoorSettings
-from router.fleet import Fleet
-from router.grpc_server import GrpcServer
-from router.http_app import HttpSettings, create_app
-from router.http_server import HttpServer
+from router.fleet.fleet import Fleet
+from router.fleet.membership import Membership
+from router.fleet.policy import PolicySettings
+from router.fleet.prefix_map import PrefixMap
+from router.fleet.sessions import SessionSettings
+from router.http.app import HttpSettings, create_app
+from router.http.server import HttpServer
 from router.identifiers import new_router_id
-from router.membership import Membership
+from router.life.request_life import LifeSettings
 from router.metrics import RouterMetrics
-from router.policy import PolicySettings
-from router.prefix_map import PrefixMap
-from router.request_life import LifeSettings
-from router.sessions import SessionSettings
+from router.rpc.server import GrpcServer
 from router.texts import Texts
 from state.store import Store
 from text.card import ModelCard

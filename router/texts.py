@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from core.errors import ContextLengthError
-from router.choice import Choice
+from router.life.choice import Choice
 from router.request_spec import ChatPrompt
 from text.chat_template import ChatTemplate
 from text.detokenizer import Detokenizer

@@ -10,8 +10,8 @@ from core.clock import Clock
 from core.load import LoadReport
 from core.request import Phase
 from kv_cache.block_hash import block_hashes, root_hash
-from router.policy import Demand, NoPair, PolicySettings, WorkerView, choose_pair
-from router.prefix_map import PrefixMap
+from router.fleet.policy import Demand, NoPair, PolicySettings, WorkerView, choose_pair
+from router.fleet.prefix_map import PrefixMap
 
 _BLOCK_SIZE = 16
 _REMEMBERED = 64

@@ -16,7 +16,7 @@ from cluster.run_record import Run
 from core.config import RouterConfig, TlsConfig
 from core.errors import ConfigError
 from protos.certificate_files import front_certificates
-from router.http_server import HttpServer
+from router.http.server import HttpServer
 
 DEADLINE_S = 20.0
 

@@ -26,7 +26,7 @@ from fakes_stages import Stage, Stages
 
 from core.clock import MonotonicClock
 from core.request import SamplingParams
-from router.request_life import RequestLife
+from router.life.request_life import RequestLife
 
 BASELINE_S = 1.0
 """Promised: how long after the last client has left the pools may take to be whole."""

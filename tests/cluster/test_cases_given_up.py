@@ -17,8 +17,8 @@ from fakes_real_house import describe
 from core.handoff import Handoff, Started
 from core.request import Attempt, AttemptDone, AttemptFailed, Phase, TokenEvent
 from engine.role import Cancel, Submit
-from router.leg_event import Sink
-from router.sessions import WorkerSession
+from router.fleet.leg_event import Sink
+from router.fleet.sessions import WorkerSession
 
 BLOCK = 16
 PROMPT = some_tokens(100, seed=4)

@@ -15,8 +15,8 @@ from fakes_raw_session import attempt, raw_session
 from core import metric_names as names
 from core.handoff import Handoff, Started
 from core.request import Attempt, AttemptDone, AttemptFailed
-from router.leg_event import Sink
-from router.sessions import WorkerSession
+from router.fleet.leg_event import Sink
+from router.fleet.sessions import WorkerSession
 
 NUM_ATTEMPTS = 3
 PROMPT = some_tokens(40)

@@ -24,7 +24,7 @@ from fakes_real_house import (
 from fakes_solo import Solo
 
 from core.request import SamplingParams
-from router.http_logprobs import token_name
+from router.http.logprobs import token_name
 from text.tokenizer import Tokenizer
 
 SAMPLING = SamplingParams(max_tokens=4, temperature=0.0, logprobs=0, ignore_eos=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.assignments import Assignment, Assignments
-from router.prefix_map import PrefixMap
+from router.fleet.assignments import Assignment, Assignments
+from router.fleet.prefix_map import PrefixMap
 
 
 def chain(text: str) -> list[bytes]:

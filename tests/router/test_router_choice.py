@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.request import FinishReason, TokenEvent
-from router.choice import Choice, ChoiceState, Delta
-from router.timeline import RequestTimeline
+from router.life.choice import Choice, ChoiceState, Delta
+from router.life.timeline import RequestTimeline
 from text.detokenizer import Detokenizer
 from text.stop_strings import StopMatcher
 

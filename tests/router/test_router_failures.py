@@ -6,9 +6,9 @@ import pytest
 
 from core.errors import BadRequestError
 from core.request import AttemptFailed
-from router.failures import error_of, no_pair_error
-from router.leg_event import WorkerLost
-from router.policy import NoPair
+from router.fleet.leg_event import WorkerLost
+from router.fleet.policy import NoPair
+from router.life.failures import error_of, no_pair_error
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from fastapi import FastAPI
 
 from core.errors import ConfigError
-from router.http_server import HttpServer, listen
+from router.http.server import HttpServer, listen
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from core.load import LoadReport
 from core.request import Phase
-from router.policy import (
+from router.fleet.policy import (
     Demand,
     NoPair,
     Pair,

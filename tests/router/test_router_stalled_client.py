@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 
 from starlette.types import Message
 
-from router.http_reply import StreamReply
+from router.http.reply import StreamReply
 
 
 def test_the_work_behind_an_answer_that_nobody_takes_is_ended() -> None:

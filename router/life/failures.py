@@ -14,8 +14,8 @@ from core.errors import (
     WorkerLostError,
 )
 from core.request import AttemptFailed
-from router.leg_event import WorkerLost
-from router.policy import NoPair
+from router.fleet.leg_event import WorkerLost
+from router.fleet.policy import NoPair
 
 RETRY_AFTER_S = 1.0
 

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-from router.choice import Delta
 from router.generation import Generation
+from router.life.choice import Delta
 
 Numbered = tuple[int, Delta]
 """Which prompt, and what one of its choices gained."""

@@ -19,7 +19,7 @@ from protos.certificate_files import CertificateFiles, FrontTls
 from protos.secure_grpc import bind_front
 from router.door import Door
 from router.generation import Generation
-from router.grpc_convert import delta_to_wire, spec_of, usage_to_wire
+from router.rpc.convert import delta_to_wire, spec_of, usage_to_wire
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 

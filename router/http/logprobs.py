@@ -6,7 +6,7 @@ import codecs
 from collections.abc import Iterable, Sequence
 
 from core.request import TokenLogprobs
-from router.choice import Delta
+from router.life.choice import Delta
 from text.tokenizer import Tokenizer
 
 LOWEST = -9999.0

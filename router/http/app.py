@@ -11,15 +11,15 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from router.admission import shutting_down
 from router.door import Door
-from router.failures import no_pair_error
 from router.generation import Generation
-from router.http_body import read_body
-from router.http_chat import ChatAnswer
-from router.http_completions import CompletionAnswer
-from router.http_errors import error_response, install_error_handlers
-from router.http_reply import PlainReply, StreamReply
-from router.http_schema import ChatBody, CompletionBody
+from router.http.body import read_body
+from router.http.chat import ChatAnswer
+from router.http.completions import CompletionAnswer
+from router.http.errors import error_response, install_error_handlers
+from router.http.reply import PlainReply, StreamReply
+from router.http.schema import ChatBody, CompletionBody
 from router.identifiers import echoed_request_id
+from router.life.failures import no_pair_error
 from router.limits import check_model
 
 

@@ -17,11 +17,11 @@ from dataclasses import replace
 
 from core.handoff import Handoff, Started
 from core.request import Attempt, Phase
-from router.assignments import Assignment
-from router.choice import Choice, ChoiceState
-from router.leg_event import Sink
-from router.sessions import WorkerSession
-from router.worker_pair import WorkerPair
+from router.fleet.assignments import Assignment
+from router.fleet.leg_event import Sink
+from router.fleet.sessions import WorkerSession
+from router.fleet.worker_pair import WorkerPair
+from router.life.choice import Choice, ChoiceState
 
 
 class LegState(enum.Enum):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from router.fleet import Fleet
+from router.fleet.fleet import Fleet
 from state.store import Store, StoreUnavailableError
 
 log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from fastapi.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from core.errors import TandemError
-from router.http_errors import error_event, error_response
+from router.http.errors import error_event, error_response
 
 log = logging.getLogger(__name__)
 

@@ -6,11 +6,11 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from router.choice import Delta
 from router.generation import Generation
-from router.http_format import DONE, ChoiceFrames, extension_of, frame, usage_of
-from router.http_logprobs import chat_logprobs
-from router.http_schema import ChatBody
+from router.http.format import DONE, ChoiceFrames, extension_of, frame, usage_of
+from router.http.logprobs import chat_logprobs
+from router.http.schema import ChatBody
+from router.life.choice import Delta
 from text.tokenizer import Tokenizer
 
 

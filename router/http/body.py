@@ -10,7 +10,7 @@ from fastapi import Request
 from pydantic import ValidationError
 
 from core.errors import BadRequestError, DeadlineError
-from router.http_schema import NEUTRAL, ChatBody, CompletionBody
+from router.http.schema import NEUTRAL, ChatBody, CompletionBody
 
 B = TypeVar("B", ChatBody, CompletionBody)
 

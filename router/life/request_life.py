@@ -23,17 +23,17 @@ from core.clock import Clock
 from core.errors import DeadlineError, TandemError, TransferError
 from core.handoff import Moved, Started
 from core.request import AttemptDone, AttemptFailed, Phase, TokenEvent
-from router.admitted_request import AdmittedRequest
-from router.attempt_run import AttemptRun
-from router.choice import Choice, ChoiceState, Delta, joined
-from router.failures import broken_promise_error, error_of, is_draining, no_pair_error
-from router.fleet import Fleet
-from router.inbox import Inbox
-from router.leg_event import FromLeg, WorkerDraining, WorkerLost
-from router.moves import Moves
-from router.placement import Placement
-from router.policy import NoPair
-from router.timeline import RequestTimeline
+from router.fleet.fleet import Fleet
+from router.fleet.leg_event import FromLeg, WorkerDraining, WorkerLost
+from router.fleet.policy import NoPair
+from router.life.admitted_request import AdmittedRequest
+from router.life.attempt_run import AttemptRun
+from router.life.choice import Choice, ChoiceState, Delta, joined
+from router.life.failures import broken_promise_error, error_of, is_draining, no_pair_error
+from router.life.inbox import Inbox
+from router.life.moves import Moves
+from router.life.placement import Placement
+from router.life.timeline import RequestTimeline
 
 
 @dataclass(frozen=True, slots=True)

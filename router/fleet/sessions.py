@@ -28,9 +28,9 @@ from core.load import LoadReport
 from core.request import Attempt, AttemptDone, AttemptFailed
 from protos import codec, worker_pb2, worker_pb2_grpc
 from protos.secure_grpc import PeerCertificates, open_channel
-from router.assignments import Assignment, Assignments
-from router.leg_event import FromLeg, OnLegEnd, Sink, WorkerDraining, WorkerLost
-from router.policy import WorkerView
+from router.fleet.assignments import Assignment, Assignments
+from router.fleet.leg_event import FromLeg, OnLegEnd, Sink, WorkerDraining, WorkerLost
+from router.fleet.policy import WorkerView
 from state.store import Member
 
 log = logging.getLogger(__name__)

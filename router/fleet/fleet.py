@@ -7,8 +7,8 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 
 from core.load import LoadReport
-from router.leg_event import OnLegEnd
-from router.policy import (
+from router.fleet.leg_event import OnLegEnd
+from router.fleet.policy import (
     Demand,
     NoPair,
     PolicySettings,
@@ -16,10 +16,10 @@ from router.policy import (
     choose_decode,
     choose_pair,
 )
-from router.policy import Pair as ChosenPair
-from router.prefix_map import PrefixMap
-from router.sessions import SessionSettings, WorkerSession
-from router.worker_pair import WorkerPair
+from router.fleet.policy import Pair as ChosenPair
+from router.fleet.prefix_map import PrefixMap
+from router.fleet.sessions import SessionSettings, WorkerSession
+from router.fleet.worker_pair import WorkerPair
 from state.store import Member
 
 log = logging.getLogger(__name__)

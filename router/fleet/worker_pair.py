@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from core.request import Phase
-from router.sessions import WorkerSession
+from router.fleet.sessions import WorkerSession
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from core.handoff import Handoff, Moved
-from router.attempt_run import AttemptRun
-from router.choice import Choice
-from router.placement import Placement
-from router.sessions import WorkerSession
-from router.worker_pair import WorkerPair
+from router.fleet.sessions import WorkerSession
+from router.fleet.worker_pair import WorkerPair
+from router.life.attempt_run import AttemptRun
+from router.life.choice import Choice
+from router.life.placement import Placement
 
 
 class MoveOutcome(enum.StrEnum):

@@ -12,13 +12,13 @@ from core.clock import Clock
 from core.handoff import Handoff
 from core.request import Attempt
 from kv_cache.block_hash import block_hashes, root_hash
-from router.admitted_request import AdmittedRequest
-from router.choice import Choice
-from router.fleet import Fleet
+from router.fleet.fleet import Fleet
+from router.fleet.policy import Demand, NoPair
+from router.fleet.sessions import WorkerSession
+from router.fleet.worker_pair import WorkerPair
 from router.identifiers import new_transfer_id
-from router.policy import Demand, NoPair
-from router.sessions import WorkerSession
-from router.worker_pair import WorkerPair
+from router.life.admitted_request import AdmittedRequest
+from router.life.choice import Choice
 
 
 class Placement:

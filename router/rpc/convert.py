@@ -5,8 +5,8 @@ from __future__ import annotations
 from core.errors import BadRequestError
 from core.request import TokenLogprobs
 from protos import inference_pb2 as pb
-from router.choice import Delta
 from router.generation import Generation
+from router.life.choice import Delta
 from router.request_spec import ChatPrompt, RequestSpec, chat_message
 
 
