@@ -9,12 +9,12 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from router.fleet.merged import merged
 from router.generation import Generation
 from router.http.format import DONE, ChoiceFrames, extension_of, frame, usage_of
 from router.http.logprobs import CompletionLogprobs, joined_completion_logprobs
 from router.http.schema import CompletionBody
 from router.life.choice import Delta
+from router.life.merged import merged
 from text.tokenizer import Tokenizer
 
 
