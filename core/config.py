@@ -65,6 +65,10 @@ class ModelConfig(_Section):
     """A file written by `tandem calibrate`, which makes rounded weights more precise."""
     max_model_len: PositiveInt | None = None
     """Longest prompt plus output in tokens; unset: what the model was trained for."""
+    generation_config: Literal["auto", "none"] = "auto"
+    """Where a request leaves temperature, top_p, top_k, min_p or repetition_penalty open. auto:
+    what the model's generation_config.json says, if anything. none: OpenAI's defaults. Its end
+    tokens always count."""
     hub_token: str | None = Field(default=None, repr=False)
     """Access token for gated hub models."""
     offline: bool = False
@@ -174,6 +178,9 @@ class RouterConfig(_Section):
     """Threads that tokenise prompts and render templates."""
     prefix_affinity_weight: Annotated[float, Field(ge=0)] = 1.0
     """How many waiting prompt tokens one cached prompt token outweighs; 0 routes by load alone."""
+    trust_request_chat_template: bool = False
+    """Render the chat templates that clients send with their requests. They are programs; in their
+    sandbox they can still take much memory. Off: such requests are answered 400."""
     max_body_bytes: PositiveInt = 16 * 1024 * 1024
     """Largest request body; more is answered 413."""
     log_prompts: bool = False

@@ -16,6 +16,7 @@ from router.life.request_life import LifeSettings, RequestLife
 from router.limits import check_model
 from router.metrics import RouterMetrics
 from router.texts import Texts
+from text.generation_defaults import GenerationDefaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class DoorSettings:
     vocab_size: int
     request_timeout_s: float
     log_prompts: bool
+    defaults: GenerationDefaults
+    """Of fields that clients leave open."""
     life: LifeSettings
 
 

@@ -11,19 +11,28 @@ import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import TypeVar
 
 from core.errors import DeadlineError, TandemError
-from core.request import SamplingParams
+from core.request import SamplingParams, TokenLogprobs
 from router.door import Door
 from router.identifiers import new_request_id, new_seed
 from router.life.admitted_request import AdmittedRequest
+from router.life.best import best_choices, only_ends
 from router.life.choice import Delta
 from router.life.request_life import RequestLife
 from router.life.timeline import RequestTimeline, RequestTimings
-from router.limits import check_token_ids, resolve_max_tokens
-from router.request_spec import RequestSpec
+from router.limits import (
+    check_something_is_left,
+    check_token_ids,
+    resolve_max_tokens,
+    truncated,
+)
+from router.request_spec import ChatPrompt, RequestSpec
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +65,7 @@ class Generation:
         self._timeline = RequestTimeline(received)
         self._life: RequestLife | None = None
         self._last_token: dict[int, float] = {}
+        self._is_truncated = False
 
     @property
     def usage(self) -> Usage:
@@ -63,9 +73,32 @@ class Generation:
             return Usage(0, 0, 0)
         return Usage(
             prompt_tokens=len(self.prompt_token_ids),
-            completion_tokens=self._life.num_output_tokens,
+            completion_tokens=self._life.num_output_tokens if self.spec.max_tokens != 0 else 0,
             cached_tokens=self._life.num_cached_tokens or 0,
         )
+
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprobs | None] | None:
+        """One for each token of the prompt, but none for the first, which nothing predicts. Known
+        with the first delta; None if nobody asked."""
+        if self.spec.prompt_logprobs is None or self._life is None:
+            return None
+        known = self._life.prompt_logprobs
+        return [None, *(known[i] for i in range(1, len(self.prompt_token_ids)))]
+
+    @property
+    def echo_text(self) -> str:
+        """What comes before each choice's own text; empty unless the client asked."""
+        prompt = self.spec.prompt
+        if not self.spec.echo:
+            return ""
+        if isinstance(prompt, ChatPrompt):
+            last = prompt.messages[-1]
+            return str(last.get("content")) if last.get("role") == "assistant" else ""
+        if isinstance(prompt, str) and not self._is_truncated:
+            return prompt
+        skip = self.spec.skip_special_tokens
+        return self._door.texts.tokenizer.decode(self.prompt_token_ids, skip)
 
     @property
     def timings(self) -> RequestTimings:
@@ -100,17 +133,26 @@ class Generation:
         door = self._door
         self._life = RequestLife(
             request,
-            door.texts.choices(request.n, request.stop, request.sampling.min_tokens),
+            door.texts.choices(self.spec),
             door.fleet,
             self._timeline,
             door.settings.life,
             door.clock,
         )
         door.begin(self._life)
-        async with aclosing(self._life.deltas()) as deltas:
+        async with aclosing(self._told(self._life)) as deltas:
             async for delta in deltas:
                 self._note(delta)
                 yield delta
+
+    def _told(self, life: RequestLife) -> AsyncGenerator[Delta, None]:
+        """What the client is to hear of all that its choices gain."""
+        spec = self.spec
+        if spec.max_tokens == 0:
+            return only_ends(life.deltas())
+        if spec.num_choices > spec.n:
+            return best_choices(life.deltas(), spec.n, tell_logprobs=spec.logprobs is not None)
+        return life.deltas()
 
     async def _admit(self) -> AdmittedRequest:
         """The checked and tokenised request, within its deadline."""
@@ -122,9 +164,12 @@ class Generation:
         self._timeline.tokenize_began = clock.now()
         try:
             async with asyncio.timeout(max(0.0, deadline - clock.now())):
-                self.prompt_token_ids = await self._door.texts.encode(spec.prompt)
+                token_ids = await self._door.texts.encode(spec)
+                bad_words = await self._door.texts.bad_words(spec.bad_words)
         except TimeoutError:
             raise DeadlineError("the request's deadline passed while it was tokenised") from None
+        self.prompt_token_ids = truncated(spec, token_ids, self._door.settings.max_model_len)
+        self._is_truncated = len(self.prompt_token_ids) < len(token_ids)
         self._timeline.tokenized = clock.now()
         if self._door.settings.log_prompts:
             log.info("request %s asks: %s", self.request_id, spec.prompt)
@@ -133,8 +178,8 @@ class Generation:
             request_id=self.request_id,
             model=self._door.settings.model,
             token_ids=self.prompt_token_ids,
-            n=spec.n,
-            sampling=self._sampling(),
+            n=spec.num_choices,
+            sampling=self._sampling(bad_words),
             stop=spec.stop,
             deadline=deadline,
             priority=spec.priority,
@@ -142,24 +187,31 @@ class Generation:
             tenant=spec.tenant,
         )
 
-    def _sampling(self) -> SamplingParams:
-        spec, limit = self.spec, self._door.settings.max_model_len
-        check_token_ids(spec, self.prompt_token_ids, self._door.settings.vocab_size)
+    def _sampling(self, bad_words: tuple[tuple[int, ...], ...]) -> SamplingParams:
+        spec, settings = self.spec, self._door.settings
+        defaults, vocab_size = settings.defaults, settings.vocab_size
+        check_token_ids(spec, self.prompt_token_ids, vocab_size)
+        eos_token_ids = self._door.texts.tokenizer.eos_token_ids
+        check_something_is_left(spec, bad_words, eos_token_ids, vocab_size)
+        ranked = spec.num_choices > spec.n
         return SamplingParams(
-            max_tokens=resolve_max_tokens(spec, len(self.prompt_token_ids), limit),
-            temperature=spec.temperature,
-            top_k=spec.top_k,
-            top_p=spec.top_p,
-            min_p=spec.min_p,
+            max_tokens=resolve_max_tokens(spec, len(self.prompt_token_ids), settings.max_model_len),
+            temperature=_first(spec.temperature, defaults.temperature, 1.0),
+            top_k=_first(spec.top_k, defaults.top_k, 0),
+            top_p=_first(spec.top_p, defaults.top_p, 1.0),
+            min_p=_first(spec.min_p, defaults.min_p, 0.0),
             presence_penalty=spec.presence_penalty,
             frequency_penalty=spec.frequency_penalty,
-            repetition_penalty=spec.repetition_penalty,
+            repetition_penalty=_first(spec.repetition_penalty, defaults.repetition_penalty, 1.0),
             logit_bias=tuple(sorted(spec.logit_bias.items())),
-            logprobs=spec.logprobs,
+            logprobs=0 if spec.logprobs is None and ranked else spec.logprobs,
             seed=self.seed,
             min_tokens=spec.min_tokens,
             stop_token_ids=spec.stop_token_ids,
             ignore_eos=spec.ignore_eos,
+            bad_words=bad_words,
+            allowed_token_ids=tuple(sorted(set(spec.allowed_token_ids or ()))),
+            prompt_logprobs=spec.prompt_logprobs,
         )
 
     def _note(self, delta: Delta) -> None:
@@ -168,3 +220,10 @@ class Generation:
         self._last_token[delta.choice] = now
         since_last_s = None if last is None else now - last
         self._door.metrics.tokens(len(delta.token_ids), since_last_s)
+
+
+def _first(given: T | None, by_model: T | None, otherwise: T) -> T:
+    """The client's value, or the model's own, or everybody's."""
+    if given is not None:
+        return given
+    return otherwise if by_model is None else by_model

@@ -33,6 +33,7 @@ from router.texts import Texts
 from state.store import Store
 from text.card import ModelCard
 from text.chat_template import ChatTemplate
+from text.generation_defaults import GenerationDefaults
 from text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -81,6 +82,7 @@ class RouterServer:
             chat_template,
             num_threads=router.tokenizer_threads,
             max_model_len=_max_model_len(config, card),
+            trusts_templates=router.trust_request_chat_template,
         )
         self._door = Door(
             fleet=self.fleet,
@@ -171,6 +173,15 @@ def _max_model_len(config: Config, card: ModelCard) -> int:
     return config.model.max_model_len or card.max_model_len
 
 
+def _generation_defaults(config: Config, card: ModelCard) -> GenerationDefaults:
+    if config.model.generation_config == "none":
+        return GenerationDefaults()
+    given = card.generation_config
+    top_k = given.get("top_k")
+    others = {name: value for name, value in given.items() if name != "top_k"}
+    return GenerationDefaults(top_k=None if top_k is None else int(top_k), **others)
+
+
 def _door_settings(config: Config, card: ModelCard) -> DoorSettings:
     router = config.router
     return DoorSettings(
@@ -179,6 +190,7 @@ def _door_settings(config: Config, card: ModelCard) -> DoorSettings:
         vocab_size=card.vocab_size,
         request_timeout_s=router.request_timeout_s,
         log_prompts=router.log_prompts,
+        defaults=_generation_defaults(config, card),
         life=LifeSettings(
             max_attempts=router.max_attempts,
             no_worker_timeout_s=router.no_worker_timeout_s,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
-from core.errors import ContextLengthError
+from core.errors import BadRequestError, ContextLengthError
 from router.life.choice import Choice
-from router.request_spec import ChatPrompt
+from router.request_spec import ChatPrompt, RequestSpec
+from text.bad_words import bad_word_tokens
 from text.chat_template import ChatTemplate
 from text.detokenizer import Detokenizer
 from text.stop_strings import StopMatcher
@@ -22,6 +25,11 @@ Detokenising is always done inline: 3 us a token."""
 MESSAGE_CHARACTERS = 32
 """What a template writes around each message, more or less."""
 
+MAX_TEMPLATES = 32
+"""Compiled templates of clients that are kept; compiling one takes some milliseconds."""
+
+T = TypeVar("T")
+
 
 class Texts:
     """The model's tokenizer and template with threads to run them in. Close it when done."""
@@ -33,41 +41,89 @@ class Texts:
         *,
         num_threads: int,
         max_model_len: int,
+        trusts_templates: bool = False,
     ) -> None:
+        """Templates of clients are refused unless the operator trusts them."""
         self.tokenizer = tokenizer
         self._template = template
+        self._client_template = functools.lru_cache(MAX_TEMPLATES)(template.with_template)
+        self._trusts_templates = trusts_templates
         self._max_model_len = max_model_len
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenize")
 
-    async def encode(self, prompt: ChatPrompt | str | tuple[int, ...]) -> tuple[int, ...]:
+    async def encode(self, spec: RequestSpec) -> tuple[int, ...]:
         """Token ids of a prompt.
 
         Raises BadRequestError for what can't be rendered or encoded, ContextLengthError for a text
         that is too long for the model however it is encoded: 16 MB would take 15 s.
         """
+        prompt = spec.prompt
         if isinstance(prompt, tuple):
             return prompt
-        if _num_characters(prompt) <= INLINE_CHARACTERS:
-            return self._encode(prompt)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._encode, prompt)
+        encode = functools.partial(self._encode, prompt, spec.add_special_tokens)
+        # A client's template has to be compiled
+        is_short = _num_characters(prompt) <= INLINE_CHARACTERS
+        own_template = isinstance(prompt, ChatPrompt) and prompt.template is not None
+        return await self._run(encode, inline=is_short and not own_template)
 
-    def choices(self, n: int, stop: Sequence[str], min_tokens: int) -> list[Choice]:
-        """`n` choices with nothing emitted yet."""
+    async def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Token sequences that spell these words."""
+        if not words:
+            return ()
+        num_characters = sum(map(len, words))
+        encode = functools.partial(bad_word_tokens, self.tokenizer, words)
+        return await self._run(encode, inline=num_characters <= INLINE_CHARACTERS)
+
+    def choices(self, spec: RequestSpec) -> list[Choice]:
+        """The request's choices with nothing emitted yet."""
+        unsaid = frozenset[int]()
+        if not spec.include_stop_str_in_output:
+            unsaid = frozenset((*self.tokenizer.eos_token_ids, *spec.stop_token_ids))
         return [
-            Choice(i, Detokenizer(self.tokenizer), StopMatcher(stop), min_tokens) for i in range(n)
+            Choice(
+                index,
+                Detokenizer(
+                    self.tokenizer, spec.skip_special_tokens, after_text=_goes_on(spec.prompt)
+                ),
+                StopMatcher(spec.stop, spec.include_stop_str_in_output),
+                spec.min_tokens,
+                unsaid,
+            )
+            for index in range(spec.num_choices)
         ]
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _encode(self, prompt: ChatPrompt | str) -> tuple[int, ...]:
+    async def _run(self, action: Callable[[], T], *, inline: bool) -> T:
+        if inline:
+            return action()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, action)
+
+    def _encode(self, prompt: ChatPrompt | str, special: bool | None) -> tuple[int, ...]:
         if isinstance(prompt, ChatPrompt):
-            rendered = self._template.render(prompt.messages)
+            rendered = self._rendered(prompt)
             self._check_length(rendered, "messages")
-            return tuple(self.tokenizer.encode(rendered, add_special_tokens=False))
+            return tuple(self.tokenizer.encode(rendered, add_special_tokens=bool(special)))
         self._check_length(prompt, "prompt")
-        return tuple(self.tokenizer.encode(prompt, add_special_tokens=True))
+        return tuple(self.tokenizer.encode(prompt, add_special_tokens=special is not False))
+
+    def _rendered(self, prompt: ChatPrompt) -> str:
+        template = self._template
+        if prompt.template is not None:
+            if not self._trusts_templates:
+                raise BadRequestError(
+                    "chat_template is refused: router.trust_request_chat_template is off",
+                    param="chat_template",
+                    code="unsupported_parameter",
+                )
+            template = self._client_template(prompt.template)
+        return template.render(
+            prompt.messages,
+            add_generation_prompt=prompt.add_generation_prompt,
+            continue_final_message=prompt.continue_final_message,
+            kwargs=prompt.template_kwargs,
+        )
 
     def _check_length(self, text: str, param: str) -> None:
         most = self._max_model_len * self.tokenizer.max_token_characters
@@ -77,6 +133,11 @@ class Texts:
                 f"at the very most; the prompt has {len(text)} characters",
                 param=param,
             )
+
+
+def _goes_on(prompt: ChatPrompt | str | tuple[int, ...]) -> bool:
+    """Whether the answer is the same text as the prompt, so that it may begin with a space."""
+    return prompt.continue_final_message if isinstance(prompt, ChatPrompt) else True
 
 
 def _num_characters(prompt: ChatPrompt | str) -> int:

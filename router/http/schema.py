@@ -11,31 +11,47 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from core.errors import BadRequestError
-from router.request_spec import MAX_MESSAGES, ChatPrompt, RequestSpec, chat_message
+from router.request_spec import (
+    MAX_MESSAGES,
+    ChatPrompt,
+    RequestSpec,
+    chat_message,
+    exclusive_endings,
+)
 
 MAX_PROMPTS = 128
 """Prompts of one completion request."""
 
 NEUTRAL: dict[str, tuple[object, ...]] = {
     "audio": (None,),
-    "best_of": (None, 1),
+    "documents": (None, []),
     "function_call": (None, "none"),
     "functions": (None, []),
+    "kv_transfer_params": (None,),
+    "logits_processors": (None, []),
     "metadata": (None, {}),
+    "mm_processor_kwargs": (None, {}),
     "modalities": (None, ["text"]),
     "parallel_tool_calls": (None, True, False),
     "prediction": (None,),
+    "prompt_embeds": (None,),
     "reasoning_effort": (None,),
     "response_format": (None, {"type": "text"}),
     "service_tier": (None, "auto", "default"),
+    "spaces_between_special_tokens": (None, True, False),
     "store": (None, False),
     "suffix": (None, ""),
     "tool_choice": (None, "none", "auto"),
     "tools": (None, []),
+    "use_beam_search": (None, False),
     "verbosity": (None,),
+    "vllm_xargs": (None, {}),
     "web_search_options": (None,),
 }
-"""Fields of OpenAI's API that are not supported, with the values that change nothing."""
+"""Fields of OpenAI's and vLLM's APIs that are not supported, with the values that change nothing.
+
+Tokens are spelt as they are, so that `spaces_between_special_tokens` has nothing to change.
+"""
 
 
 class _Strict(BaseModel):
@@ -44,6 +60,8 @@ class _Strict(BaseModel):
 
 class StreamOptions(_Strict):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: Literal[False] | None = None
 
 
 class _Body(_Strict):
@@ -60,14 +78,26 @@ class _Body(_Strict):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    prompt_logprobs: int | None = None
     seed: int | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    add_special_tokens: bool | None = None
+    echo: bool | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
     priority: int | None = None
     cache_salt: str | None = None
     include_timings: bool | None = None
@@ -95,6 +125,12 @@ class _Body(_Strict):
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
+    @property
+    def continuous_usage(self) -> bool:
+        """As in vLLM, only beside the usage at the end."""
+        options = self.stream_options
+        return self.include_usage and bool(options and options.continuous_usage_stats)
+
     def _common(self) -> dict[str, Any]:
         """Fields of a `RequestSpec` that mean the same in both APIs."""
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -109,14 +145,22 @@ class _Body(_Strict):
             "frequency_penalty": self.frequency_penalty,
             "repetition_penalty": self.repetition_penalty,
             "logit_bias": None if self.logit_bias is None else _token_keys(self.logit_bias),
+            "bad_words": tuple(self.bad_words or ()),
+            "allowed_token_ids": _tuple_or_none(self.allowed_token_ids),
+            "prompt_logprobs": self.prompt_logprobs,
             "seed": self.seed,
             "min_tokens": self.min_tokens,
             "ignore_eos": self.ignore_eos,
             "stop": stop,
             "stop_token_ids": tuple(self.stop_token_ids or ()),
+            "include_stop_str_in_output": self.include_stop_str_in_output,
+            "skip_special_tokens": self.skip_special_tokens,
+            "truncate_prompt_tokens": self.truncate_prompt_tokens,
+            "add_special_tokens": self.add_special_tokens,
+            "echo": self.echo,
             "priority": self.priority,
             "cache_salt": self.cache_salt,
-            "tenant": self.user,
+            "tenant": self.safety_identifier if self.user is None else self.user,
         }
         return {"model": self.model} | {k: v for k, v in given.items() if v is not None}
 
@@ -145,12 +189,15 @@ class ChatBody(_Body):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
     def specs(self) -> list[RequestSpec]:
         """The request, as a list of one. Raises BadRequestError."""
-        prompt = ChatPrompt(tuple(message.to_template() for message in self.messages))
         spec = RequestSpec(
-            prompt=prompt,
+            prompt=self._prompt(),
             prompt_param="messages",
             max_tokens=self._max_tokens(),
             logprobs=self._logprobs(),
@@ -158,6 +205,17 @@ class ChatBody(_Body):
             **self._common(),
         )
         return [spec]
+
+    def _prompt(self) -> ChatPrompt:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise exclusive_endings()
+        return ChatPrompt(
+            messages=tuple(message.to_template() for message in self.messages),
+            add_generation_prompt=self.add_generation_prompt is not False,
+            continue_final_message=bool(self.continue_final_message),
+            template=self.chat_template,
+            template_kwargs=self.chat_template_kwargs or {},
+        )
 
     def _max_tokens(self) -> int | None:
         newer, older = self.max_completion_tokens, self.max_tokens
@@ -183,19 +241,32 @@ class CompletionBody(_Body):
 
     prompt: str | list[str] | list[int] | list[list[int]]
     logprobs: int | None = None
-    echo: bool | None = None
+    best_of: int | None = None
 
     def specs(self) -> list[RequestSpec]:
         """One request for each prompt. Raises BadRequestError."""
-        if self.echo and self.logprobs is not None:
-            raise BadRequestError(
-                "echo together with logprobs is not supported: prompts have none", param="logprobs"
-            )
+        self._check_best_of()
         common = self._common()
+        if self.echo and self.logprobs is not None:
+            # The prompt's tokens stand among the choice's own
+            common["prompt_logprobs"] = max(self.logprobs, self.prompt_logprobs or 0)
         return [
-            RequestSpec(prompt=prompt, max_tokens=self.max_tokens, logprobs=self.logprobs, **common)
+            RequestSpec(
+                prompt=prompt,
+                max_tokens=self.max_tokens,
+                logprobs=self.logprobs,
+                best_of=self.best_of,
+                **common,
+            )
             for prompt in self._prompts()
         ]
+
+    def _check_best_of(self) -> None:
+        if self.streams and self.best_of is not None and self.best_of > (self.n or 1):
+            raise BadRequestError(
+                "best_of above n cannot be streamed: what is best is known at the end",
+                param="best_of",
+            )
 
     def _prompts(self) -> list[str | tuple[int, ...]]:
         prompt = self.prompt
@@ -224,3 +295,7 @@ def _token_keys(logit_bias: dict[str, float]) -> dict[int, float]:
                 f"logit_bias has the key '{key[:32]}', which is no token id", param="logit_bias"
             )
     return {int(key): value for key, value in logit_bias.items()}
+
+
+def _tuple_or_none(values: list[int] | None) -> tuple[int, ...] | None:
+    return None if values is None else tuple(values)

@@ -10,6 +10,7 @@ A choice whose KV moves to another decode worker stays in DECODE. Only `move` ch
 from __future__ import annotations
 
 import enum
+from collections.abc import Container
 from dataclasses import dataclass
 
 from core.request import FinishReason, TokenEvent, TokenLogprobs
@@ -53,8 +54,14 @@ class Choice:
     """Accepts tokens in order of position, each once; turns them into text; finds stop strings."""
 
     def __init__(
-        self, index: int, detokenizer: Detokenizer, stop_matcher: StopMatcher, min_tokens: int
+        self,
+        index: int,
+        detokenizer: Detokenizer,
+        stop_matcher: StopMatcher,
+        min_tokens: int,
+        unsaid: Container[int] = (),
     ) -> None:
+        """`unsaid` are tokens that are no text where they end the choice."""
         self.index = index
         self.state = ChoiceState.QUEUED
         self.token_ids: list[int] = []
@@ -66,6 +73,7 @@ class Choice:
         self._detokenizer = detokenizer
         self._stop_matcher = stop_matcher
         self._min_tokens = min_tokens
+        self._unsaid = unsaid
         self._ahead: dict[int, TokenEvent] = {}
 
     @property
@@ -128,10 +136,13 @@ class Choice:
 
     def _text_of(self, event: TokenEvent) -> tuple[str, bool]:
         """New text, and whether a stop string ended it; at the end also what was held back."""
-        text = self._detokenizer.push([event.token_id])
         last = event.finish_reason is not None
         if last:
+            unsaid = event.finish_reason is FinishReason.STOP and event.token_id in self._unsaid
+            text = self._detokenizer.push([] if unsaid else [event.token_id])
             text += self._detokenizer.flush()
+        else:
+            text = self._detokenizer.push([event.token_id])
         # As in vLLM, the first `min_tokens` tokens cannot stop a choice.
         if len(self.token_ids) <= self._min_tokens:
             return text, False

@@ -22,7 +22,14 @@ from dataclasses import dataclass
 from core.clock import Clock
 from core.errors import DeadlineError, TandemError, TransferError
 from core.handoff import Moved, Started
-from core.request import AttemptDone, AttemptFailed, Phase, TokenEvent
+from core.request import (
+    AttemptDone,
+    AttemptFailed,
+    Phase,
+    PromptLogprobs,
+    TokenEvent,
+    TokenLogprobs,
+)
 from router.fleet.fleet import Fleet
 from router.fleet.leg_event import FromLeg, WorkerDraining, WorkerLost
 from router.fleet.policy import NoPair
@@ -63,6 +70,8 @@ class RequestLife:
         self.num_attempts = 0
         self.num_cached_tokens: int | None = None
         """Hits of the first attempt that started; later ones would find what that one left."""
+        self.prompt_logprobs: dict[int, TokenLogprobs] = {}
+        """By index in the prompt; complete with the first token, if they were asked for."""
         self.prefill_worker = ""
         self.decode_worker = ""
         self._placement = Placement(request, fleet, clock, block_size=settings.block_size)
@@ -186,6 +195,9 @@ class RequestLife:
                 self._started(run, started)
             case TokenEvent() as token:
                 return self._token(run, message.phase, token)
+            case PromptLogprobs() as scored:
+                for index, logprobs in enumerate(scored.logprobs, scored.start):
+                    self.prompt_logprobs.setdefault(index, logprobs)
             case Moved() as moved:
                 self._moved(run, moved)
             case WorkerDraining():

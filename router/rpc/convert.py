@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 from core.errors import BadRequestError
 from core.request import TokenLogprobs
 from protos import inference_pb2 as pb
 from router.generation import Generation
 from router.life.choice import Delta
-from router.request_spec import ChatPrompt, RequestSpec, chat_message
+from router.request_spec import ChatPrompt, RequestSpec, chat_message, exclusive_endings
 
 
 def spec_of(request: pb.CompleteRequest, *, timeout_s: float | None) -> RequestSpec:
@@ -24,10 +26,17 @@ def spec_of(request: pb.CompleteRequest, *, timeout_s: float | None) -> RequestS
             "frequency_penalty",
             "repetition_penalty",
             "logprobs",
+            "prompt_logprobs",
+            "best_of",
             "seed",
             "min_tokens",
         )
         if sampling.HasField(name)
+    }
+    fields |= {
+        name: getattr(request, name)
+        for name in ("skip_special_tokens", "truncate_prompt_tokens", "add_special_tokens")
+        if request.HasField(name)
     }
     return RequestSpec(
         model=request.model,
@@ -36,7 +45,11 @@ def spec_of(request: pb.CompleteRequest, *, timeout_s: float | None) -> RequestS
         n=request.n if request.HasField("n") else 1,
         max_tokens=request.max_tokens if request.HasField("max_tokens") else None,
         logit_bias=dict(sampling.logit_bias),
+        bad_words=tuple(sampling.bad_words),
+        allowed_token_ids=tuple(sampling.allowed_token_ids) or None,
         stop_token_ids=tuple(sampling.stop_token_ids),
+        include_stop_str_in_output=request.include_stop_str_in_output,
+        echo=request.echo,
         ignore_eos=sampling.ignore_eos,
         stop=tuple(request.stop),
         priority=request.priority,
@@ -50,7 +63,7 @@ def spec_of(request: pb.CompleteRequest, *, timeout_s: float | None) -> RequestS
 def _prompt_of(request: pb.CompleteRequest) -> ChatPrompt | str | tuple[int, ...]:
     match request.WhichOneof("input"):
         case "chat":
-            return ChatPrompt(tuple(_message_of(m) for m in request.chat.messages))
+            return _chat_prompt(request.chat)
         case "prompt":
             return request.prompt
         case "token_ids":
@@ -59,15 +72,50 @@ def _prompt_of(request: pb.CompleteRequest) -> ChatPrompt | str | tuple[int, ...
             raise BadRequestError("chat, prompt or token_ids is required", param="prompt")
 
 
+def _chat_prompt(chat: pb.Chat) -> ChatPrompt:
+    adds_prompt = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else None
+    if adds_prompt and chat.continue_final_message:
+        raise exclusive_endings()
+    return ChatPrompt(
+        messages=tuple(_message_of(m) for m in chat.messages),
+        add_generation_prompt=adds_prompt is not False,
+        continue_final_message=chat.continue_final_message,
+        template=chat.chat_template or None,
+        template_kwargs=_json_object("chat_template_kwargs", chat.chat_template_kwargs),
+    )
+
+
+def _json_object(name: str, text: str) -> dict[str, object]:
+    """Empty for an empty text. Raises BadRequestError."""
+    try:
+        value = json.loads(text) if text else {}
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise BadRequestError(f"{name} is not a JSON object", param=name, code="invalid_type")
+    return value
+
+
 def _message_of(message: pb.ChatMessage) -> dict[str, object]:
     return chat_message(message.role, message.content, message.name or None)
 
 
-def delta_to_wire(delta: Delta) -> pb.CompleteEvent:
+def prompt_to_wire(request: pb.CompleteRequest, generation: Generation) -> pb.CompleteEvent | None:
+    """What the client asked for of its prompt, once the first delta is there."""
+    logprobs = generation.prompt_logprobs
+    if logprobs is None and not request.return_prompt_token_ids:
+        return None
+    token_ids = generation.prompt_token_ids if request.return_prompt_token_ids else ()
+    known = [_logprobs_to_wire(p) for p in logprobs or () if p is not None]
+    return pb.CompleteEvent(prompt=pb.Prompt(token_ids=token_ids, logprobs=known))
+
+
+def delta_to_wire(delta: Delta, before: str = "") -> pb.CompleteEvent:
+    """`before` is text that comes before the delta's own."""
     return pb.CompleteEvent(
         delta=pb.Delta(
             choice=delta.choice,
-            text=delta.text,
+            text=before + delta.text,
             token_ids=delta.token_ids,
             logprobs=[_logprobs_to_wire(p) for p in delta.logprobs],
             finish_reason=delta.finish_reason or "",

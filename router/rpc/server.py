@@ -19,7 +19,7 @@ from protos.certificate_files import CertificateFiles, FrontTls
 from protos.secure_grpc import bind_front
 from router.door import Door
 from router.generation import Generation
-from router.rpc.convert import delta_to_wire, spec_of, usage_to_wire
+from router.rpc.convert import delta_to_wire, prompt_to_wire, spec_of, usage_to_wire
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 
@@ -49,8 +49,13 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             spec = spec_of(request, timeout_s=context.time_remaining())
             generation = Generation(self._door, spec, received)
             async with aclosing(generation.deltas()) as deltas:
+                begun: set[int] = set()
                 async for delta in deltas:
-                    yield delta_to_wire(delta)
+                    if not begun and (prompt := prompt_to_wire(request, generation)):
+                        yield prompt
+                    before = "" if delta.choice in begun else generation.echo_text
+                    begun.add(delta.choice)
+                    yield delta_to_wire(delta, before)
         except TandemError as error:
             await _abort(context, error)
         yield usage_to_wire(generation, include_timings=request.include_timings)

@@ -22,10 +22,30 @@ bool has_penalties(const SamplingRow& row) {
 bool may_not_stop(const SamplingRow& row) { return row.position < row.min_tokens; }
 
 bool needs_edits(const SamplingRow& row) {
-  return row.num_biases > 0 || has_penalties(row) || (may_not_stop(row) && row.num_stops > 0);
+  return row.num_biases > 0 || has_penalties(row) || (may_not_stop(row) && row.num_stops > 0) ||
+         row.num_forbidden > 0 || row.num_allowed > 0;
 }
 
-// Bias, then penalties, then forbidden stops. Ids outside the vocabulary have no effect.
+void forbid(float* logits, std::int64_t vocab_size, const std::int32_t* ids, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    if (ids[i] < vocab_size) logits[ids[i]] = kNever;
+  }
+}
+
+void copy_allowed(const float* logits, std::int64_t vocab_size, const SamplingRow& row,
+                  float* copy) {
+  if (row.num_allowed == 0) {
+    std::copy(logits, logits + vocab_size, copy);
+    return;
+  }
+  std::fill(copy, copy + vocab_size, kNever);
+  for (std::int64_t i = 0; i < row.num_allowed; ++i) {
+    const std::int32_t id = row.allowed_ids[i];
+    if (id < vocab_size) copy[id] = logits[id];
+  }
+}
+
+// Bias, then penalties, then what is forbidden. Ids outside the vocabulary have no effect.
 void edit(float* logits, std::int64_t vocab_size, const SamplingRow& row) {
   for (std::int64_t i = 0; i < row.num_biases; ++i) {
     if (row.bias_ids[i] < vocab_size) logits[row.bias_ids[i]] += row.biases[i];
@@ -40,11 +60,8 @@ void edit(float* logits, std::int64_t vocab_size, const SamplingRow& row) {
                                   row.presence_penalty * static_cast<double>(count > 0));
     }
   }
-  if (may_not_stop(row)) {
-    for (std::int64_t i = 0; i < row.num_stops; ++i) {
-      if (row.stop_ids[i] < vocab_size) logits[row.stop_ids[i]] = kNever;
-    }
-  }
+  if (may_not_stop(row)) forbid(logits, vocab_size, row.stop_ids, row.num_stops);
+  forbid(logits, vocab_size, row.forbidden_ids, row.num_forbidden);
 }
 
 // The row itself, or this thread's edited copy of it.
@@ -53,7 +70,7 @@ const float* edited(const float* logits, std::int64_t vocab_size, const Sampling
   static thread_local Scratch scratch;
   scratch.reset(Scratch::measure<float>(vocab_size));
   float* copy = scratch.take<float>(vocab_size);
-  std::copy(logits, logits + vocab_size, copy);
+  copy_allowed(logits, vocab_size, row, copy);
   edit(copy, vocab_size, row);
   return copy;
 }
