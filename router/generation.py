@@ -164,7 +164,7 @@ class Generation:
         self._timeline.tokenize_began = clock.now()
         try:
             async with asyncio.timeout(max(0.0, deadline - clock.now())):
-                token_ids = await self._door.texts.encode(spec)
+                token_ids = await self._door.texts.encode(spec.prompt, spec.add_special_tokens)
                 bad_words = await self._door.texts.bad_words(spec.bad_words)
         except TimeoutError:
             raise DeadlineError("the request's deadline passed while it was tokenised") from None

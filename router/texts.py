@@ -51,16 +51,19 @@ class Texts:
         self._max_model_len = max_model_len
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenize")
 
-    async def encode(self, spec: RequestSpec) -> tuple[int, ...]:
-        """Token ids of a prompt.
+    async def encode(
+        self,
+        prompt: ChatPrompt | str | tuple[int, ...],
+        add_special_tokens: bool | None = None,
+    ) -> tuple[int, ...]:
+        """Token ids of a prompt; see `RequestSpec.add_special_tokens`.
 
         Raises BadRequestError for what can't be rendered or encoded, ContextLengthError for a text
         that is too long for the model however it is encoded: 16 MB would take 15 s.
         """
-        prompt = spec.prompt
         if isinstance(prompt, tuple):
             return prompt
-        encode = functools.partial(self._encode, prompt, spec.add_special_tokens)
+        encode = functools.partial(self._encode, prompt, add_special_tokens)
         # A client's template has to be compiled
         is_short = _num_characters(prompt) <= INLINE_CHARACTERS
         own_template = isinstance(prompt, ChatPrompt) and prompt.template is not None

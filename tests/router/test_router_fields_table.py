@@ -6,7 +6,7 @@ import json
 import re
 from collections import Counter
 
-from fields_table import Row, rows
+from fakes_fields_table import Row, rows
 from google.protobuf.descriptor import Descriptor
 from pydantic import BaseModel
 
@@ -30,7 +30,7 @@ def state_of(name: str, body: type[BaseModel]) -> str:
 def grpc_names(message: Descriptor, prefix: str = "") -> set[str]:
     names: set[str] = set()
     for field in message.fields:
-        if field.name in NESTED:
+        if field.name in NESTED and field.message_type is not None:
             names |= grpc_names(field.message_type, f"{field.name}.")
         else:
             names.add(prefix + field.name)
