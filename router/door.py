@@ -12,7 +12,8 @@ from core.clock import Clock
 from core.errors import TandemError
 from router.admission import Admission
 from router.fleet.fleet import Fleet
-from router.life.request_life import LifeSettings, RequestLife
+from router.life.request_life import LifeSettings
+from router.life.served_life import ServedLife
 from router.limits import check_model
 from router.metrics import RouterMetrics
 from router.texts import Texts
@@ -52,7 +53,7 @@ class Door:
         self.metrics = metrics
         self.settings = settings
         self.clock = clock
-        self._lives: set[RequestLife] = set()
+        self._lives: set[ServedLife] = set()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -70,11 +71,11 @@ class Door:
         self.metrics.started()
         self._idle.clear()
 
-    def begin(self, life: RequestLife) -> None:
+    def begin(self, life: ServedLife) -> None:
         """The request is tokenised and will now ask for workers."""
         self._lives.add(life)
 
-    def leave(self, outcome: str, life: RequestLife | None) -> None:
+    def leave(self, outcome: str, life: ServedLife | None) -> None:
         if life is not None:
             self._lives.discard(life)
         self.admission.leave()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypeVar
@@ -18,9 +18,12 @@ from core.request import SamplingParams, TokenLogprobs
 from router.door import Door
 from router.identifiers import new_request_id, new_seed
 from router.life.admitted_request import AdmittedRequest
+from router.life.beam_search import BeamSearch
+from router.life.beams import BeamRules
 from router.life.best import best_choices, only_ends
-from router.life.choice import Delta
+from router.life.choice import Choice, Delta
 from router.life.request_life import RequestLife
+from router.life.served_life import ServedLife
 from router.life.timeline import RequestTimeline, RequestTimings
 from router.limits import (
     check_something_is_left,
@@ -63,7 +66,7 @@ class Generation:
         self.prompt_token_ids: tuple[int, ...] = ()
         self._door = door
         self._timeline = RequestTimeline(received)
-        self._life: RequestLife | None = None
+        self._life: ServedLife | None = None
         self._last_token: dict[int, float] = {}
         self._is_truncated = False
 
@@ -131,26 +134,45 @@ class Generation:
     async def _serve(self) -> AsyncGenerator[Delta, None]:
         request = await self._admit()
         door = self._door
-        self._life = RequestLife(
-            request,
-            door.texts.choices(self.spec),
-            door.fleet,
-            self._timeline,
-            door.settings.life,
-            door.clock,
-        )
+        self._life = self._begin(request)
         door.begin(self._life)
         async with aclosing(self._told(self._life)) as deltas:
             async for delta in deltas:
                 self._note(delta)
                 yield delta
 
-    def _told(self, life: RequestLife) -> AsyncGenerator[Delta, None]:
+    def _begin(self, request: AdmittedRequest) -> ServedLife:
+        spec, door = self.spec, self._door
+        choices = door.texts.choices(spec)
+        if spec.beams is None:
+            return self._life_of(request, choices, self._timeline)
+        tokenizer = door.texts.tokenizer
+        rules = BeamRules(
+            width=spec.num_choices,
+            max_tokens=request.sampling.max_tokens,
+            num_prompt_tokens=len(request.token_ids),
+            end_token_ids=frozenset(() if spec.ignore_eos else tokenizer.eos_token_ids),
+            length_penalty=spec.beams.length_penalty,
+            early_stopping=spec.beams.early_stopping,
+        )
+
+        def begin(small: AdmittedRequest, timeline: RequestTimeline) -> RequestLife:
+            return self._life_of(small, [door.texts.plain_choice()], timeline)
+
+        return BeamSearch(request, choices[: spec.n], rules, begin, self._timeline, door.clock)
+
+    def _life_of(
+        self, request: AdmittedRequest, choices: Sequence[Choice], timeline: RequestTimeline
+    ) -> RequestLife:
+        door = self._door
+        return RequestLife(request, choices, door.fleet, timeline, door.settings.life, door.clock)
+
+    def _told(self, life: ServedLife) -> AsyncGenerator[Delta, None]:
         """What the client is to hear of all that its choices gain."""
         spec = self.spec
         if spec.max_tokens == 0:
             return only_ends(life.deltas())
-        if spec.num_choices > spec.n:
+        if spec.num_choices > spec.n and spec.beams is None:
             return best_choices(life.deltas(), spec.n, tell_logprobs=spec.logprobs is not None)
         return life.deltas()
 
@@ -193,7 +215,7 @@ class Generation:
         check_token_ids(spec, self.prompt_token_ids, vocab_size)
         eos_token_ids = self._door.texts.tokenizer.eos_token_ids
         check_something_is_left(spec, bad_words, eos_token_ids, vocab_size)
-        ranked = spec.num_choices > spec.n
+        ranked = spec.num_choices > spec.n and spec.beams is None
         return SamplingParams(
             max_tokens=resolve_max_tokens(spec, len(self.prompt_token_ids), settings.max_model_len),
             temperature=_first(spec.temperature, defaults.temperature, 1.0),

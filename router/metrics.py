@@ -12,7 +12,7 @@ from core.errors import TransferError
 from core.request import AttemptDone, Phase
 from router.fleet.leg_event import LegEnd
 from router.fleet.worker_metrics import Loads, WorkerCollector
-from router.life.request_life import RequestLife
+from router.life.served_life import ServedLife
 
 SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300)
 SHORT_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2, 5)
@@ -111,7 +111,7 @@ class RouterMetrics:
         """A request that was never let in."""
         self._requests.labels(outcome if outcome in OUTCOMES else OTHER).inc()
 
-    def finished(self, outcome: str, life: RequestLife | None) -> None:
+    def finished(self, outcome: str, life: ServedLife | None) -> None:
         """A request is over; without a life its prompt was refused."""
         self._running.dec()
         self.refused(outcome)
@@ -121,8 +121,8 @@ class RouterMetrics:
             self._prompt_tokens.inc(len(life.request.token_ids))
             self._cached_tokens.inc(life.num_cached_tokens or 0)
             self._retries.inc(life.num_retries)
-            for move, count in life.moves.outcomes.items():
-                self._moves.labels(move.value).inc(count)
+            for move, count in life.move_outcomes.items():
+                self._moves.labels(move).inc(count)
             self._observe_timings(life)
 
     def leg_ended(self, phase: Phase, event: LegEnd) -> None:
@@ -135,7 +135,7 @@ class RouterMetrics:
             reason = event.reason if event.reason in TRANSFER_REASONS else OTHER
             self._handoff_failures.labels(reason).inc()
 
-    def _observe_timings(self, life: RequestLife) -> None:
+    def _observe_timings(self, life: ServedLife) -> None:
         timings = life.timeline.timings()
         for histogram, seconds in (
             (self._ttft, timings.ttft_s),

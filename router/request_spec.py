@@ -19,6 +19,8 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
 """Characters of one stop string; longer ones would hold back that much text."""
 MAX_STOP_TOKEN_IDS = 64
+MAX_BEAMS = 32
+"""Each is a request of its own, of one token, at every step."""
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD_LENGTH = 128
 """Characters; with so many words, a few milliseconds of tokenising."""
@@ -49,6 +51,21 @@ class ChatPrompt:
         _at_most("chat_template", self.template or "", MAX_TEMPLATE_LENGTH, "characters")
 
 
+def beam_spec(
+    wanted: bool | None, length_penalty: float | None, early_stopping: bool | None
+) -> BeamSpec | None:
+    """How to search, if the client wants it. Raises BadRequestError for rules without a search."""
+    if wanted:
+        return BeamSpec(1.0 if length_penalty is None else length_penalty, bool(early_stopping))
+    for name, given in (
+        ("length_penalty", length_penalty not in (None, 1.0)),
+        ("early_stopping", early_stopping),
+    ):
+        if given:
+            raise BadRequestError(f"{name} needs use_beam_search", param=name)
+    return None
+
+
 def exclusive_endings() -> BadRequestError:
     """Both were asked for, in so many words."""
     return BadRequestError(
@@ -71,6 +88,18 @@ def chat_message(role: str, content: str, name: str | None = None) -> dict[str, 
     return message if name is None else message | {"name": name}
 
 
+@dataclass(frozen=True, slots=True)
+class BeamSpec:
+    """A search for the likeliest answers, `num_choices` beams wide, instead of samples."""
+
+    length_penalty: float = 1.0
+    early_stopping: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises BadRequestError."""
+        _between("length_penalty", self.length_penalty, -10.0, 10.0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSpec:
     """One prompt and how to go on from it. None means that the client left it open."""
@@ -82,6 +111,7 @@ class RequestSpec:
     n: int = 1
     best_of: int | None = None
     """So many are generated; the `n` of the highest mean log-probability are told."""
+    beams: BeamSpec | None = None
     max_tokens: int | None = None
     """0: only the prompt is told again, with `echo`."""
     temperature: float | None = None
@@ -143,6 +173,8 @@ class RequestSpec:
                 _between(name, value, low, high, above=above)
         self._check_min_tokens()
         self._check_lists()
+        if self.beams is not None:
+            self._check_beams()
 
     def _check_counts(self) -> None:
         _between("n", self.n, 1, MAX_CHOICES)
@@ -152,6 +184,28 @@ class RequestSpec:
             _between("max_tokens", self.max_tokens, 0 if self.echo else 1, 2**31 - 1)
         if self.truncate_prompt_tokens is not None and self.truncate_prompt_tokens != -1:
             _between("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, 2**31 - 1)
+
+    def _check_beams(self) -> None:
+        """Nothing is sampled and only end tokens end a beam, so that little else has a meaning."""
+        _between("n" if self.best_of is None else "best_of", self.num_choices, 1, MAX_BEAMS)
+        neutral: dict[str, tuple[object, ...]] = {
+            "temperature": (None, 0.0, 1.0),
+            "top_p": (None, 1.0),
+            "top_k": (None, 0),
+            "min_p": (None, 0.0),
+            "presence_penalty": (0.0,),
+            "frequency_penalty": (0.0,),
+            "repetition_penalty": (None, 1.0),
+            "logit_bias": ({},),
+            "bad_words": ((),),
+            "allowed_token_ids": (None,),
+            "min_tokens": (0,),
+            "stop": ((),),
+            "stop_token_ids": ((),),
+        }
+        for name, values in neutral.items():
+            if getattr(self, name) not in values:
+                raise BadRequestError(f"{name} has no meaning with use_beam_search", param=name)
 
     def _check_min_tokens(self) -> None:
         _between("min_tokens", self.min_tokens, 0, 2**31 - 1)

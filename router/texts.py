@@ -95,6 +95,10 @@ class Texts:
             for index in range(spec.num_choices)
         ]
 
+    def plain_choice(self) -> Choice:
+        """For a token that is asked for on behalf of another request."""
+        return Choice(0, Detokenizer(self.tokenizer), StopMatcher(()), 0)
+
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 

@@ -15,6 +15,7 @@ from router.request_spec import (
     MAX_MESSAGES,
     ChatPrompt,
     RequestSpec,
+    beam_spec,
     chat_message,
     exclusive_endings,
 )
@@ -43,7 +44,6 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "suffix": (None, ""),
     "tool_choice": (None, "none", "auto"),
     "tools": (None, []),
-    "use_beam_search": (None, False),
     "verbosity": (None,),
     "vllm_xargs": (None, {}),
     "web_search_options": (None,),
@@ -82,6 +82,9 @@ class _Body(_Strict):
     allowed_token_ids: list[int] | None = None
     prompt_logprobs: int | None = None
     seed: int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     stop: str | list[str] | None = None
@@ -149,6 +152,7 @@ class _Body(_Strict):
             "allowed_token_ids": _tuple_or_none(self.allowed_token_ids),
             "prompt_logprobs": self.prompt_logprobs,
             "seed": self.seed,
+            "beams": beam_spec(self.use_beam_search, self.length_penalty, self.early_stopping),
             "min_tokens": self.min_tokens,
             "ignore_eos": self.ignore_eos,
             "stop": stop,

@@ -16,7 +16,7 @@ those that have not yet share one. What a client has seen is never computed agai
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from core.clock import Clock
@@ -87,6 +87,11 @@ class RequestLife:
     @property
     def num_output_tokens(self) -> int:
         return sum(len(choice.token_ids) for choice in self.choices)
+
+    @property
+    def move_outcomes(self) -> Mapping[str, int]:
+        """How many choices were let go of, by what came of them."""
+        return {outcome.value: count for outcome, count in self.moves.outcomes.items()}
 
     @property
     def num_retries(self) -> int:

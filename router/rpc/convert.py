@@ -9,7 +9,14 @@ from core.request import TokenLogprobs
 from protos import inference_pb2 as pb
 from router.generation import Generation
 from router.life.choice import Delta
-from router.request_spec import ChatPrompt, RequestSpec, chat_message, exclusive_endings
+from router.request_spec import (
+    BeamSpec,
+    ChatPrompt,
+    RequestSpec,
+    beam_spec,
+    chat_message,
+    exclusive_endings,
+)
 
 
 def spec_of(request: pb.CompleteRequest, *, timeout_s: float | None) -> RequestSpec:
@@ -45,6 +52,7 @@ def spec_of(request: pb.CompleteRequest, *, timeout_s: float | None) -> RequestS
         n=request.n if request.HasField("n") else 1,
         max_tokens=request.max_tokens if request.HasField("max_tokens") else None,
         logit_bias=dict(sampling.logit_bias),
+        beams=_beams_of(sampling),
         bad_words=tuple(sampling.bad_words),
         allowed_token_ids=tuple(sampling.allowed_token_ids) or None,
         stop_token_ids=tuple(sampling.stop_token_ids),
@@ -70,6 +78,11 @@ def _prompt_of(request: pb.CompleteRequest) -> ChatPrompt | str | tuple[int, ...
             return tuple(request.token_ids.ids)
         case _:
             raise BadRequestError("chat, prompt or token_ids is required", param="prompt")
+
+
+def _beams_of(sampling: pb.Sampling) -> BeamSpec | None:
+    length_penalty = sampling.length_penalty if sampling.HasField("length_penalty") else None
+    return beam_spec(sampling.use_beam_search, length_penalty, sampling.early_stopping)
 
 
 def _chat_prompt(chat: pb.Chat) -> ChatPrompt:

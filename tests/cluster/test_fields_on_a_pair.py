@@ -107,3 +107,20 @@ def test_the_best_of_several_is_the_likeliest(pair: PairHouse) -> None:
     }
     best = choice_of(pair, pair.split, best_of=4, **fields)
     assert best["text"] == max(means, key=lambda text: means[text])
+
+
+def test_one_beam_is_greedy_and_more_find_likelier_answers(pair: PairHouse) -> None:
+    fields: Json = {"prompt": PROMPT, "max_tokens": 10, "logprobs": 0, "ignore_eos": True}
+
+    def total(choice: Json) -> float:
+        logprobs: list[float] = choice["logprobs"]["token_logprobs"]
+        return sum(logprobs)
+
+    for front in fronts(pair):
+        greedy = choice_of(pair, front, **fields)
+        one = choice_of(pair, front, use_beam_search=True, **fields)
+        assert one["token_ids"] == greedy["token_ids"]
+        assert total(one) == pytest.approx(total(greedy), abs=1e-3)
+        best = choice_of(pair, front, use_beam_search=True, best_of=4, **fields)
+        assert total(best) >= total(one) - 1e-3
+    pair.check_whole()

@@ -24,10 +24,14 @@ CHAT: Fields = {
 COMPLETION: Fields = {"prompt": "Once upon a time", "max_tokens": 12, "seed": 5}
 LANGUAGE = FakeLanguage(script={3: 2000, 5: 17, 6: 1})
 """17 and 1 are special; so are the ends of answers that a field makes longer."""
+BEAMS: Fields = {"use_beam_search": True, "n": 2, "max_tokens": 4}
 
 COMMON: dict[str, list[Fields]] = {
     "model": [{}],
     "n": [{"n": 1}, {"n": 3}],
+    "use_beam_search": [BEAMS, BEAMS | {"n": 3}],
+    "length_penalty": [BEAMS | {"length_penalty": 0.5}],
+    "early_stopping": [BEAMS | {"early_stopping": True}],
     "max_tokens": [{"max_tokens": 1}, {"max_tokens": 30}],
     "min_tokens": [{"min_tokens": 5, "stop_token_ids": [2000]}],
     "temperature": [{"temperature": 0.0}, {"temperature": 1.5}],

@@ -49,6 +49,11 @@ def same(**fields: Any) -> Case:
     return Case(fields, fields)
 
 
+def beams(n: int = 1, **fields: Any) -> Case:
+    given = {"use_beam_search": True} | fields
+    return Case(given | {"n": n, "max_tokens": 3}, {"n": n, "max_tokens": 3}, given)
+
+
 def chatting(http: Json, **fields: Any) -> Case:
     given = {"messages": CHAT.messages} | fields
     return Case({"messages": MESSAGES} | http, chat=pb.Chat(**given))
@@ -110,6 +115,9 @@ CASES: dict[str, list[Case]] = {
     "sampling.allowed_token_ids": [sampling(allowed_token_ids=[9, 5])],
     "sampling.prompt_logprobs": [sampling(prompt_logprobs=0), sampling(prompt_logprobs=2)],
     "sampling.best_of": [sampling(best_of=3)],
+    "sampling.use_beam_search": [beams(), beams(n=2)],
+    "sampling.length_penalty": [beams(length_penalty=0.5)],
+    "sampling.early_stopping": [beams(early_stopping=True)],
 }
 
 
@@ -139,6 +147,10 @@ def test_every_field_asks_the_workers_for_the_same_and_tells_the_same(texts: Tex
         ({"sampling": pb.Sampling(allowed_token_ids=[10**6])}, "allowed_token_ids"),
         ({"sampling": pb.Sampling(prompt_logprobs=21)}, "prompt_logprobs"),
         ({"max_tokens": 0}, "max_tokens"),
+        ({"sampling": pb.Sampling(length_penalty=2.0)}, "length_penalty"),
+        ({"sampling": pb.Sampling(early_stopping=True)}, "early_stopping"),
+        ({"sampling": pb.Sampling(use_beam_search=True, top_k=3)}, "top_k"),
+        ({"sampling": pb.Sampling(use_beam_search=True), "n": 33}, "n"),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         (
             {"chat": pb.Chat(messages=CHAT.messages, chat_template_kwargs="[1]")},
@@ -160,7 +172,8 @@ def test_every_field_asks_the_workers_for_the_same_and_tells_the_same(texts: Tex
 )
 def test_faults_name_the_field(texts: Texts, fields: Json, param: str) -> None:
     async def test(h: House, channel: grpc.aio.Channel) -> None:
-        request = pb.CompleteRequest(**({"model": MODEL, "prompt": PROMPT} | fields))
+        given: Json = {"model": MODEL, "prompt": PROMPT} | fields
+        request = pb.CompleteRequest(**given)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await told_by(channel, request)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -211,7 +224,8 @@ async def ask_grpc(channel: grpc.aio.Channel, case: Case) -> dict[int, Json]:
         given["chat"] = case.chat
     elif "token_ids" not in given:
         given["prompt"] = PROMPT
-    given["sampling"] = pb.Sampling(**({"seed": 1} | case.sampling))
+    sampling: Json = {"seed": 1} | case.sampling
+    given["sampling"] = pb.Sampling(**sampling)
     return await told_by(channel, pb.CompleteRequest(**given))
 
 
