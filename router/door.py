@@ -15,6 +15,7 @@ from router.fleet.fleet import Fleet
 from router.life.request_life import LifeSettings, RequestLife
 from router.limits import check_model
 from router.metrics import RouterMetrics
+from router.running import RunningRequests
 from router.texts import Texts
 
 
@@ -49,6 +50,7 @@ class Door:
         self.metrics = metrics
         self.settings = settings
         self.clock = clock
+        self.running = RunningRequests()
         self._lives: set[RequestLife] = set()
         self._idle = asyncio.Event()
         self._idle.set()

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from core.errors import ContextLengthError
 from router.life.choice import Choice
+from router.rendering import Rendering
 from router.request_spec import ChatPrompt
 from text.chat_template import ChatTemplate
 from text.detokenizer import Detokenizer
@@ -52,6 +53,18 @@ class Texts:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, self._encode, prompt)
 
+    async def tokenize(
+        self, prompt: ChatPrompt | str, rendering: Rendering, add_special_tokens: bool | None
+    ) -> tuple[int, ...]:
+        """Token ids of what need not be a prompt: rendered and encoded as the client says.
+
+        `add_special_tokens` None: as `encode` does. Raises what `encode` raises.
+        """
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            self._threads, self._tokenize, prompt, rendering, add_special_tokens
+        )
+
     def choices(self, n: int, stop: Sequence[str], min_tokens: int) -> list[Choice]:
         """`n` choices with nothing emitted yet."""
         return [
@@ -68,6 +81,23 @@ class Texts:
             return tuple(self.tokenizer.encode(rendered, add_special_tokens=False))
         self._check_length(prompt, "prompt")
         return tuple(self.tokenizer.encode(prompt, add_special_tokens=True))
+
+    def _tokenize(
+        self, prompt: ChatPrompt | str, rendering: Rendering, add_special_tokens: bool | None
+    ) -> tuple[int, ...]:
+        special = isinstance(prompt, str) if add_special_tokens is None else add_special_tokens
+        text, param = prompt, "prompt"
+        if isinstance(text, ChatPrompt):
+            param = "messages"
+            text = self._template.render(
+                text.messages,
+                rendering.tools,
+                rendering.add_generation_prompt,
+                rendering.continue_final_message,
+                **(rendering.kwargs or {}),
+            )
+        self._check_length(text, param)
+        return tuple(self.tokenizer.encode(text, add_special_tokens=special))
 
     def _check_length(self, text: str, param: str) -> None:
         most = self._max_model_len * self.tokenizer.max_token_characters
