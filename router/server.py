@@ -106,6 +106,7 @@ class RouterServer:
             host=router.grpc_host,
             port=router.grpc_port,
             max_body_bytes=router.max_body_bytes,
+            keepalive_s=router.grpc_keepalive_s,
             certificates=front,
         )
         for name, host in (("http_host", router.http_host), ("grpc_host", router.grpc_host)):

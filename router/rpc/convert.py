@@ -7,7 +7,9 @@ from core.request import TokenLogprobs
 from protos import inference_pb2 as pb
 from router.generation import Generation
 from router.life.choice import Delta
+from router.rendering import Rendering
 from router.request_spec import ChatPrompt, RequestSpec, chat_message
+from router.tokenization import TokenizeSpec
 
 
 def spec_of(request: pb.CompleteRequest, *, timeout_s: float | None) -> RequestSpec:
@@ -45,6 +47,34 @@ def spec_of(request: pb.CompleteRequest, *, timeout_s: float | None) -> RequestS
         timeout_s=timeout_s,
         **fields,
     )
+
+
+def tokenize_spec_of(request: pb.TokenizeRequest) -> TokenizeSpec:
+    """Raises BadRequestError."""
+    special, generation = None, True
+    if request.HasField("add_special_tokens"):
+        special = request.add_special_tokens
+    if request.HasField("add_generation_prompt"):
+        generation = request.add_generation_prompt
+    return TokenizeSpec(
+        model=request.model or None,
+        prompt=_text_of(request),
+        add_special_tokens=special,
+        rendering=Rendering(
+            add_generation_prompt=generation,
+            continue_final_message=request.continue_final_message,
+        ),
+    )
+
+
+def _text_of(request: pb.TokenizeRequest) -> ChatPrompt | str:
+    match request.WhichOneof("input"):
+        case "chat":
+            return ChatPrompt(tuple(_message_of(m) for m in request.chat.messages))
+        case "prompt":
+            return request.prompt
+        case _:
+            raise BadRequestError("chat or prompt is required", param="prompt")
 
 
 def _prompt_of(request: pb.CompleteRequest) -> ChatPrompt | str | tuple[int, ...]:

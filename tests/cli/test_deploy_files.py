@@ -13,7 +13,7 @@ import typer
 import yaml
 
 from cli.main import build_app
-from cluster.worker_health import LIVENESS, READINESS
+from protos.health import LIVENESS, READINESS
 from core.config import load_config
 
 DEPLOY = fakes_process.ROOT / "deploy"

@@ -20,7 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from cli.drain import named, outcome, retire
 from cli.kv import audit_text, books_of
 from cli.workers import WorkerAt
-from cluster.worker_health import LIVENESS, READINESS
+from protos.health import LIVENESS, READINESS
 from core import metric_names as names
 from core.errors import ConfigError
 from core.request import Phase

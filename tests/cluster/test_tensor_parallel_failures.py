@@ -17,7 +17,7 @@ from fakes_real_house import settings
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cluster.child_ranks import ChildRanks
-from cluster.worker_health import LIVENESS, READINESS
+from protos.health import LIVENESS, READINESS
 from core.errors import ConfigError, WorkerLostError
 from core.request import Phase, SamplingParams
 from engine.role import Submit

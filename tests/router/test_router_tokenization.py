@@ -57,11 +57,12 @@ def test_a_chat_is_rendered_as_it_would_be_to_be_answered(texts: Texts) -> None:
         request = {"model": MODEL, "messages": CHAT, "max_tokens": 1}
         answer = (await h.http.post("/v1/chat/completions", json=request)).json()
         assert answer["usage"]["prompt_tokens"] == len(tokens)
-        for options in (
+        variants: list[dict[str, Any]] = [
             {"add_generation_prompt": False},
             {"add_generation_prompt": False, "continue_final_message": True},
-        ):
-            rendered = texts.template.render(CHAT, **options)  # type: ignore[arg-type]
+        ]
+        for options in variants:
+            rendered = texts.template.render(CHAT, **options)
             expected = texts.tokenizer.encode(rendered, add_special_tokens=False)
             assert await tokens_of(h, messages=CHAT, **options) == expected
 
