@@ -34,8 +34,9 @@ STATUS = {
 DOMAIN = "tandem"
 DETAILS_KEY = "grpc-status-details-bin"
 """Where clients of every language look for a google.rpc.Status."""
-MAX_DETAIL_CHARACTERS = 1024
-"""Of a message: trailing metadata as a whole has 8 kB, and the message is in there twice."""
+MAX_MESSAGE_BYTES = 1000
+"""Of a message in UTF-8: a call's trailing metadata may have 8 kB, and holds it up to three
+times, once with three characters for each byte."""
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
@@ -55,7 +56,7 @@ async def faults_told(context: Context) -> AsyncIterator[None]:
 async def abort(context: Context, error: TandemError) -> NoReturn:
     fault = fault_of(error)
     code = STATUS.get(fault.status, grpc.StatusCode.INTERNAL)
-    message = fault.message[:MAX_DETAIL_CHARACTERS]
+    message = fault.message.encode(errors="replace")[:MAX_MESSAGE_BYTES].decode(errors="ignore")
     metadata: list[tuple[str, str | bytes]] = [
         ("tandem-code", fault.code),
         ("tandem-param", fault.param or ""),

@@ -38,7 +38,7 @@ def in_house(texts: Texts, test: Callable[[House, Stub], Awaitable[None]], **set
 
 
 def request(**fields: Any) -> pb.CompleteRequest:
-    given = {"model": MODEL, "token_ids": pb.TokenIds(ids=PROMPT), "max_tokens": 50}
+    given: dict[str, Any] = {"model": MODEL, "token_ids": pb.TokenIds(ids=PROMPT), "max_tokens": 50}
     return pb.CompleteRequest(**(given | fields))
 
 
@@ -168,7 +168,8 @@ def test_tokens_are_those_of_http(texts: Texts) -> None:
         assert back.text == text
         chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="Hi")])
         messages = [{"role": "user", "content": "Hi"}]
-        for options in ({}, {"add_generation_prompt": False}):
+        variants: list[dict[str, Any]] = [{}, {"add_generation_prompt": False}]
+        for options in variants:
             reply = await stub.Tokenize(pb.TokenizeRequest(chat=chat, **options))
             answer = await h.http.post("/tokenize", json={"messages": messages, **options})
             assert list(reply.ids) == answer.json()["tokens"]
@@ -233,6 +234,7 @@ async def cable(port: int) -> AsyncIterator[tuple[int, asyncio.Event]]:
     """A port that leads to `port` while the event is set, and swallows everything else."""
     plugged, tasks = asyncio.Event(), list[asyncio.Task[None]]()
     plugged.set()
+    writers: list[asyncio.StreamWriter] = []
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(65536):
@@ -241,6 +243,7 @@ async def cable(port: int) -> AsyncIterator[tuple[int, asyncio.Event]]:
 
     async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
+        writers.extend((writer, far_writer))
         tasks.append(asyncio.create_task(pump(reader, far_writer)))
         tasks.append(asyncio.create_task(pump(far_reader, writer)))
 
@@ -250,6 +253,8 @@ async def cable(port: int) -> AsyncIterator[tuple[int, asyncio.Event]]:
         finally:
             for task in tasks:
                 task.cancel()
+            for writer in writers:
+                writer.close()
 
 
 def test_a_client_that_falls_silent_is_given_up_and_its_work_cancelled(texts: Texts) -> None:
