@@ -129,7 +129,7 @@ def operations() -> list[Operation]:
                 f"Refused: no model here makes {what}",
                 None,
                 None,
-                (400,),
+                (400, 404),
             )
             for path, what in NO_MODEL_FOR.items()
         ),

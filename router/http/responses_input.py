@@ -118,6 +118,9 @@ class Conversation:
         else:
             for index, item in enumerate(given):
                 self._take(index, item)
+        for message in self.messages:
+            if not message.keys() & {"content", "tool_calls"}:
+                message["content"] = ""  # a turn that was broken off while it reasoned
 
     def place(self, param: str) -> str:
         """`input.2.content` for a fault that the chat found in `messages.3.content`."""

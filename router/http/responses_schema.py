@@ -273,6 +273,10 @@ def _refused_by_chat(error: ValidationError, conversation: Conversation) -> BadR
     location = fault["loc"]
     depth = 3 if location and location[0] == "messages" else 1
     param = own_param(".".join(map(str, location[:depth])), conversation)
+    if fault["type"] == "missing":
+        return BadRequestError(
+            f"'{param}' is required", param=param, code="missing_required_parameter"
+        )
     if fault["type"] == "extra_forbidden":
         return BadRequestError(
             f"'{param}' is not supported", param=param, code="unsupported_parameter"
