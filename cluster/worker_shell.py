@@ -30,7 +30,6 @@ from cluster.rank_shell import group_times
 from cluster.shell import Ending, Progress
 from cluster.worker_cancels import CancelWatch
 from cluster.worker_drain import DrainGate
-from cluster.worker_health import WorkerHealth
 from cluster.worker_heartbeat import Heartbeat
 from cluster.worker_load import LoadReporter
 from cluster.worker_roles import Mailbox, RoleSetup
@@ -61,6 +60,7 @@ from kv_transfer.sender import Sender
 from kv_transfer.stats import TransferStats
 from protos import codec, worker_pb2, worker_pb2_grpc
 from protos.certificate_files import peer_certificates
+from protos.health import Health
 from protos.secure_grpc import PeerCertificates, bind_peers, is_loopback
 from state.store import Member, Store
 from text.hub import resolve
@@ -85,7 +85,7 @@ class _Parts:
     gate: DrainGate
     server: grpc.aio.Server
     heartbeat: Heartbeat
-    health: WorkerHealth
+    health: Health
     links: LinkMaker
     sender: Sender
     receiver: Receiver | None
@@ -251,7 +251,7 @@ class WorkerShell:
             faults=self._faults,
         )
         worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
-        health = WorkerHealth(load, self._config.worker.load_report_s)
+        health = Health(lambda: _serves(load()), self._config.worker.load_report_s)
         health_pb2_grpc.add_HealthServicer_to_server(health, server)
         heartbeat = Heartbeat(self._store, self._config.worker.heartbeat_s)
         return _Parts(
@@ -294,6 +294,11 @@ class WorkerShell:
     def _retire(self, ending: Ending) -> None:
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(ending)
+
+
+def _serves(load: LoadReport) -> bool:
+    """What probes call readiness."""
+    return load.ready and not load.draining
 
 
 def _call(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> None:

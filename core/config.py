@@ -182,7 +182,13 @@ class RouterConfig(_Section):
     """Render the chat templates that clients send with their requests. They are programs; in their
     sandbox they can still take much memory. Off: such requests are answered 400."""
     max_body_bytes: PositiveInt = 16 * 1024 * 1024
-    """Largest request body; more is answered 413."""
+    """Largest request body, and largest gRPC message; more is answered 413."""
+    grpc_keepalive_s: PositiveFloat = 20.0
+    """Public gRPC asks a silent client this often whether it is still there, and ends its calls when
+    no answer comes for as long again. Clients may ask five times as often, and no more."""
+    cors_origins: str = ""
+    """Origins whose web pages may call the HTTP API from a browser, separated by commas, or `*` for
+    any. Empty: none, and browsers refuse."""
     log_prompts: bool = False
     """Write prompts to the log. Off: they never leave the process."""
 

@@ -16,6 +16,7 @@ from router.life.request_life import LifeSettings
 from router.life.served_life import ServedLife
 from router.limits import check_model
 from router.metrics import RouterMetrics
+from router.running import RunningRequests
 from router.texts import Texts
 from text.generation_defaults import GenerationDefaults
 
@@ -54,6 +55,7 @@ class Door:
         self.settings = settings
         self.clock = clock
         self._lives: set[ServedLife] = set()
+        self.running = RunningRequests()
         self._idle = asyncio.Event()
         self._idle.set()
 

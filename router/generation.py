@@ -13,7 +13,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypeVar
 
-from core.errors import DeadlineError, TandemError
+from core.errors import CancelledRequestError, DeadlineError, TandemError
 from core.request import SamplingParams, TokenLogprobs
 from router.door import Door
 from router.identifiers import new_request_id, new_seed
@@ -59,7 +59,17 @@ class ServedBy:
 class Generation:
     """One request from the door's view. Its results are complete once `deltas` has ended."""
 
-    def __init__(self, door: Door, spec: RequestSpec, received: float) -> None:
+    def __init__(
+        self,
+        door: Door,
+        spec: RequestSpec,
+        received: float,
+        *,
+        client_id: str = "",
+        part_of: Generation | None = None,
+    ) -> None:
+        """`client_id` is the client's own name for it, and `part_of` the first of several prompts
+        of one request: by both it can be cancelled."""
         self.request_id = new_request_id()
         self.spec = spec
         self.seed = 0
@@ -67,6 +77,9 @@ class Generation:
         self._door = door
         self._timeline = RequestTimeline(received)
         self._life: ServedLife | None = None
+        self._client_id = client_id
+        self._cancel_id = self.request_id if part_of is None else part_of.request_id
+        self._cancelled: CancelledRequestError | None = None
         self._last_token: dict[int, float] = {}
         self._is_truncated = False
 
@@ -116,6 +129,7 @@ class Generation:
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """What each choice gains, until all have ended. Raises TandemError; close it always."""
         self._door.enter(self.spec.model)
+        self._door.running.add(self, self._cancel_id, self._client_id)
         outcome = "internal_error"
         try:
             async with aclosing(self._serve()) as deltas:
@@ -129,10 +143,19 @@ class Generation:
             outcome = "cancelled"
             raise
         finally:
+            self._door.running.remove(self, self._cancel_id, self._client_id)
             self._door.leave(outcome, self._life)
+
+    def cancel(self) -> None:
+        """`deltas` raises CancelledRequestError soon."""
+        self._cancelled = CancelledRequestError("the request was cancelled")
+        if self._life is not None:
+            self._life.end(self._cancelled)
 
     async def _serve(self) -> AsyncGenerator[Delta, None]:
         request = await self._admit()
+        if self._cancelled is not None:
+            raise self._cancelled
         door = self._door
         self._life = self._begin(request)
         door.begin(self._life)

@@ -98,7 +98,8 @@ class RouterServer:
             period_s=config.worker.heartbeat_s,
             timeout_s=config.state.timeout_s,
         )
-        app = create_app(self._door, HttpSettings(router.max_body_bytes, int(time.time())))
+        http = HttpSettings(router.max_body_bytes, int(time.time()), _origins(router.cors_origins))
+        app = create_app(self._door, http)
         self._http = HttpServer(
             app, host=router.http_host, port=router.http_port, certificates=front
         )
@@ -107,6 +108,7 @@ class RouterServer:
             host=router.grpc_host,
             port=router.grpc_port,
             max_body_bytes=router.max_body_bytes,
+            keepalive_s=router.grpc_keepalive_s,
             certificates=front,
         )
         for name, host in (("http_host", router.http_host), ("grpc_host", router.grpc_host)):
@@ -167,6 +169,10 @@ def _policy_settings(config: Config) -> PolicySettings:
         prefix_affinity_weight=config.router.prefix_affinity_weight,
         max_num_waiting=config.scheduler.max_num_waiting,
     )
+
+
+def _origins(setting: str) -> tuple[str, ...]:
+    return tuple(origin for part in setting.split(",") if (origin := part.strip()))
 
 
 def _max_model_len(config: Config, card: ModelCard) -> int:

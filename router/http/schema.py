@@ -6,6 +6,7 @@ only with a value that asks for nothing (`"tools": null`). Ranges are checked by
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -186,6 +187,26 @@ class ChatMessage(_Strict):
         return chat_message(self.role, text, self.name)
 
 
+def chat_prompt(
+    messages: Sequence[ChatMessage],
+    *,
+    add_generation_prompt: bool | None,
+    continue_final_message: bool | None,
+    template: str | None,
+    template_kwargs: Mapping[str, object] | None,
+) -> ChatPrompt:
+    """None: the default of each. Raises BadRequestError."""
+    if continue_final_message and add_generation_prompt:
+        raise exclusive_endings()
+    return ChatPrompt(
+        messages=tuple(message.to_template() for message in messages),
+        add_generation_prompt=add_generation_prompt is not False,
+        continue_final_message=bool(continue_final_message),
+        template=template,
+        template_kwargs=template_kwargs or {},
+    )
+
+
 class ChatBody(_Body):
     """POST /v1/chat/completions."""
 
@@ -211,14 +232,12 @@ class ChatBody(_Body):
         return [spec]
 
     def _prompt(self) -> ChatPrompt:
-        if self.continue_final_message and self.add_generation_prompt:
-            raise exclusive_endings()
-        return ChatPrompt(
-            messages=tuple(message.to_template() for message in self.messages),
-            add_generation_prompt=self.add_generation_prompt is not False,
-            continue_final_message=bool(self.continue_final_message),
+        return chat_prompt(
+            self.messages,
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
             template=self.chat_template,
-            template_kwargs=self.chat_template_kwargs or {},
+            template_kwargs=self.chat_template_kwargs,
         )
 
     def _max_tokens(self) -> int | None:

@@ -17,6 +17,7 @@ from router.request_spec import (
     chat_message,
     exclusive_endings,
 )
+from router.tokenization import TokenizeSpec
 
 
 def spec_of(request: pb.CompleteRequest, *, timeout_s: float | None) -> RequestSpec:
@@ -66,6 +67,24 @@ def spec_of(request: pb.CompleteRequest, *, timeout_s: float | None) -> RequestS
         timeout_s=timeout_s,
         **fields,
     )
+
+
+def tokenize_spec_of(request: pb.TokenizeRequest) -> TokenizeSpec:
+    """Raises BadRequestError."""
+    special = request.add_special_tokens if request.HasField("add_special_tokens") else None
+    return TokenizeSpec(
+        model=request.model or None, prompt=_text_of(request), add_special_tokens=special
+    )
+
+
+def _text_of(request: pb.TokenizeRequest) -> ChatPrompt | str:
+    match request.WhichOneof("input"):
+        case "chat":
+            return _chat_prompt(request.chat)
+        case "prompt":
+            return request.prompt
+        case _:
+            raise BadRequestError("chat or prompt is required", param="prompt")
 
 
 def _prompt_of(request: pb.CompleteRequest) -> ChatPrompt | str | tuple[int, ...]:

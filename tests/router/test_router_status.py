@@ -91,7 +91,7 @@ def test_without_workers_the_answer_is_503_with_a_reason(texts: Texts) -> None:
         response = await h.http.post("/v1/completions", json=body())
         assert response.status_code == 503
         error = response.json()["error"]
-        assert error["code"] == "service_unavailable"
+        assert error["code"] == "no_worker"
         assert "no prefill worker" in error["message"]
         assert int(response.headers["retry-after"]) >= 1
 
