@@ -42,7 +42,8 @@ class CompiledSampler:
         parts: list[bytes] = []
         for row, own in zip(rows, packed, strict=True):
             seen = _NOTHING_SEEN if row.history is None else row.history.addresses()
-            parts.append(pack_row(row.logits_row, row.choice, row.position, seen))
+            mask = 0 if row.grammar is None else row.grammar.address
+            parts.append(pack_row(row.logits_row, row.choice, row.position, seen, mask))
             parts.append(own.bytes)
         most = min(self.vocab_size, max(own.num_top for own in packed))
         choices = self._kernel(logits, b"".join(parts), len(rows), most)

@@ -1,4 +1,4 @@
-"""Changes to single logits before sampling: bias, then penalties, then `min_tokens`.
+"""Changes to single logits before sampling: bias, penalties, grammar, then `min_tokens`.
 
 Only the tokens concerned are touched, all rows' in one scatter. Ids outside the vocabulary can't be
 sampled and have no effect.
@@ -16,6 +16,7 @@ import torch
 from core.request import SamplingParams
 from engine.sample_row import SampleRow, has_penalties
 from engine.token_history import TokenHistory
+from text.structure.state import GrammarState
 
 Int64 = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -23,7 +24,12 @@ Floats = npt.NDArray[np.float32]
 
 def needs_edits(row: SampleRow) -> bool:
     """Whether anything but the model decides this row's logits."""
-    return bool(row.params.logit_bias) or has_penalties(row.params) or _may_not_stop(row)
+    return (
+        row.grammar is not None
+        or bool(row.params.logit_bias)
+        or has_penalties(row.params)
+        or _may_not_stop(row)
+    )
 
 
 def edit_logits(logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:
@@ -31,9 +37,13 @@ def edit_logits(logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:
 
     As in OpenAI's API and vLLM: the repetition penalty divides positive and multiplies negative
     logits of tokens in prompt or output; frequency and presence penalties look at the output only.
+    Where a grammar leaves nothing but stopping, `min_tokens` gives way.
     """
     _add_biases(logits, rows)
     _penalise(logits, rows)
+    for index, row in enumerate(rows):
+        if row.grammar is not None:
+            _forbid_by_grammar(logits[index], row.grammar)
     _forbid_stopping(logits, rows)
 
 
@@ -95,13 +105,33 @@ def _forbid_stopping(logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:
         (index, token_id)
         for index, row in enumerate(rows)
         if _may_not_stop(row)
-        for token_id in (*row.eos_token_ids, *row.params.stop_token_ids)
-        if token_id < logits.shape[-1]
+        for token_id in _stops_to_forbid(row, logits.shape[-1])
     ]
     if entries:
         at, token_ids = zip(*entries, strict=True)
         never = torch.tensor(-torch.inf, device=logits.device)
         logits.index_put_((_ids(at, logits), _ids(token_ids, logits)), never)
+
+
+def _stops_to_forbid(row: SampleRow, vocab_size: int) -> list[int]:
+    stops = (*row.eos_token_ids, *row.params.stop_token_ids)
+    inside = [token_id for token_id in stops if token_id < vocab_size]
+    if row.grammar is None:
+        return inside
+    allowed = _allowed(row.grammar, vocab_size)
+    allowed[inside] = False
+    return inside if allowed.any() else []
+
+
+def _forbid_by_grammar(logits: torch.Tensor, grammar: GrammarState) -> None:
+    """`logits` is one row, [vocab]."""
+    allowed = torch.from_numpy(_allowed(grammar, len(logits))).to(logits.device)
+    logits.masked_fill_(~allowed, -torch.inf)
+
+
+def _allowed(grammar: GrammarState, vocab_size: int) -> npt.NDArray[np.bool_]:
+    bits = np.unpackbits(grammar.mask.view(np.uint8), count=vocab_size, bitorder="little")
+    return bits.astype(np.bool_)
 
 
 def _ids(values: Sequence[int] | Int64, logits: torch.Tensor) -> torch.Tensor:

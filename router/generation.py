@@ -21,7 +21,10 @@ from router.life.choice import Delta
 from router.life.request_life import RequestLife
 from router.life.timeline import RequestTimeline, RequestTimings
 from router.limits import check_token_ids, resolve_max_tokens
-from router.request_spec import RequestSpec
+from router.message.reader import MessageReader
+from router.message.thoughts import ThoughtSplitter, thinking_after
+from router.request_spec import ChatPrompt, RequestSpec
+from router.structure.answer_grammar import Wish, needs_grammar
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +80,23 @@ class Generation:
         life = self._life
         return ServedBy(life.prefill_worker, life.decode_worker, life.num_attempts)
 
+    def reader(self) -> MessageReader | None:
+        """Reads a choice of a chat as a message; None where its text is all there is to it.
+
+        Not before the first delta.
+        """
+        dialect, tooling = self._door.texts.dialect, self.spec.tooling
+        if not isinstance(self.spec.prompt, ChatPrompt):
+            return None
+        splitter = None
+        if dialect.thinks:
+            splitter = ThoughtSplitter(thinking_after(self._door.texts.tail(self.prompt_token_ids)))
+        if tooling is None or dialect.tools is None:
+            return None if splitter is None else MessageReader(splitter, None, new_request_id)
+        parser = dialect.tools.parser(tooling.names)
+        new_id = dialect.tools.new_id
+        return MessageReader(splitter, parser, new_id, parallel=tooling.parallel)
+
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """What each choice gains, until all have ended. Raises TandemError; close it always."""
         self._door.enter(self.spec.model)
@@ -100,7 +120,12 @@ class Generation:
         door = self._door
         self._life = RequestLife(
             request,
-            door.texts.choices(request.n, request.stop, request.sampling.min_tokens),
+            door.texts.choices(
+                request.n,
+                request.stop,
+                request.sampling.min_tokens,
+                calls=self.spec.tooling is not None,
+            ),
             door.fleet,
             self._timeline,
             door.settings.life,
@@ -123,6 +148,7 @@ class Generation:
         try:
             async with asyncio.timeout(max(0.0, deadline - clock.now())):
                 self.prompt_token_ids = await self._door.texts.encode(spec.prompt)
+                grammar = await self._grammar()
         except TimeoutError:
             raise DeadlineError("the request's deadline passed while it was tokenised") from None
         self._timeline.tokenized = clock.now()
@@ -140,7 +166,16 @@ class Generation:
             priority=spec.priority,
             cache_salt=spec.cache_salt,
             tenant=spec.tenant,
+            grammar=grammar,
         )
+
+    async def _grammar(self) -> str:
+        """What the answer must follow; "" for nothing."""
+        wish = Wish(self.spec.output_format, self.spec.tooling)
+        if not needs_grammar(wish):
+            return ""
+        is_chat = isinstance(self.spec.prompt, ChatPrompt)
+        return await self._door.texts.grammar(wish, self.prompt_token_ids, is_chat=is_chat)
 
     def _sampling(self) -> SamplingParams:
         spec, limit = self.spec, self._door.settings.max_model_len

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from core.errors import BadRequestError
+from router.structure.output_format import OutputFormat
+from router.tools.tooling import Tooling
 
 MAX_MESSAGES = 4096
 MAX_CHOICES = 128
@@ -23,7 +25,7 @@ MAX_LOGIT_BIAS = 1024
 MAX_SALT_LENGTH = 256
 MAX_PRIORITY = 2**31 - 1
 SEED_RANGE = 2**63
-ROLES = ("system", "developer", "user", "assistant")
+ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +33,23 @@ class ChatPrompt:
     """Messages for the model's chat template."""
 
     messages: tuple[Mapping[str, object], ...]
+    tools: tuple[Mapping[str, object], ...] = ()
+    """What the model is told of."""
 
     def __post_init__(self) -> None:
         """Raises BadRequestError for more messages than any prompt could hold."""
         _at_most("messages", self.messages, MAX_MESSAGES, "entries")
 
 
-def chat_message(role: str, content: str, name: str | None = None) -> dict[str, object]:
+def chat_message(
+    role: str,
+    content: str,
+    name: str | None = None,
+    *,
+    tool_calls: Sequence[Mapping[str, object]] = (),
+    tool_call_id: str | None = None,
+    thoughts: str | None = None,
+) -> dict[str, object]:
     """A message as templates know it. Raises BadRequestError for a role that they don't."""
     if role not in ROLES:
         raise BadRequestError(
@@ -48,7 +60,13 @@ def chat_message(role: str, content: str, name: str | None = None) -> dict[str, 
         "role": "system" if role == "developer" else role,
         "content": content,
     }
-    return message if name is None else message | {"name": name}
+    further = {
+        "name": name,
+        "tool_calls": list(tool_calls) or None,
+        "tool_call_id": tool_call_id,
+        "reasoning_content": thoughts,
+    }
+    return message | {key: value for key, value in further.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +97,8 @@ class RequestSpec:
     priority: int = 0
     cache_salt: str = ""
     tenant: str = ""
+    output_format: OutputFormat | None = None
+    tooling: Tooling | None = None
     timeout_s: float | None = None
     """The client's own deadline; None: the router's."""
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from core.errors import ContextLengthError
+from router.dialect import Dialect, markers_kept, prompt_tail
 from router.life.choice import Choice
 from router.request_spec import ChatPrompt
+from router.structure.answer_grammar import Wish, answer_grammar
+from router.structure.grammar_check import GrammarCheck
 from text.chat_template import ChatTemplate
 from text.detokenizer import Detokenizer
 from text.stop_strings import StopMatcher
@@ -33,8 +38,13 @@ class Texts:
         *,
         num_threads: int,
         max_model_len: int,
+        dialect: Dialect,
+        grammars: GrammarCheck,
     ) -> None:
+        """`grammars` is closed with this."""
         self.tokenizer = tokenizer
+        self.dialect = dialect
+        self._grammars = grammars
         self._template = template
         self._max_model_len = max_model_len
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenize")
@@ -52,18 +62,37 @@ class Texts:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, self._encode, prompt)
 
-    def choices(self, n: int, stop: Sequence[str], min_tokens: int) -> list[Choice]:
-        """`n` choices with nothing emitted yet."""
+    async def grammar(self, wish: Wish, prompt: Sequence[int], *, is_chat: bool) -> str:
+        """The canonical text of the grammar of an answer to this prompt.
+
+        Raises BadRequestError that names the field at fault.
+        """
+        dialect = self.dialect if is_chat else dataclasses.replace(self.dialect, thinks=False)
+        write = partial(answer_grammar, wish, dialect, self.tokenizer, self.tail(prompt))
+        return await self._grammars.text(write, wish.param)
+
+    def tail(self, prompt: Sequence[int]) -> str:
+        """The end of a prompt's text."""
+        return prompt_tail(self.tokenizer, prompt)
+
+    def choices(
+        self, n: int, stop: Sequence[str], min_tokens: int, *, calls: bool = False
+    ) -> list[Choice]:
+        """`n` choices with nothing emitted yet; `calls`: their text may hold calls."""
+        kept = markers_kept(self.dialect, self.tokenizer, calls=calls)
         return [
-            Choice(i, Detokenizer(self.tokenizer), StopMatcher(stop), min_tokens) for i in range(n)
+            Choice(i, Detokenizer(self.tokenizer, kept=kept), StopMatcher(stop), min_tokens)
+            for i in range(n)
         ]
 
     def close(self) -> None:
+        self._grammars.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _encode(self, prompt: ChatPrompt | str) -> tuple[int, ...]:
         if isinstance(prompt, ChatPrompt):
-            rendered = self._template.render(prompt.messages)
+            messages, tools = self.dialect.messages(prompt.messages, prompt.tools)
+            rendered = self._template.render(messages, tools)
             self._check_length(rendered, "messages")
             return tuple(self.tokenizer.encode(rendered, add_special_tokens=False))
         self._check_length(prompt, "prompt")
@@ -83,4 +112,5 @@ def _num_characters(prompt: ChatPrompt | str) -> int:
     if isinstance(prompt, str):
         return len(prompt)
     texts = (str(message.get("content", "")) for message in prompt.messages)
-    return sum(len(text) + MESSAGE_CHARACTERS for text in texts)
+    told = sum(len(text) + MESSAGE_CHARACTERS for text in texts)
+    return told + sum(len(str(tool)) for tool in prompt.tools)

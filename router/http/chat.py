@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from router.generation import Generation
 from router.http.format import DONE, ChoiceFrames, extension_of, frame, usage_of
 from router.http.logprobs import chat_logprobs
+from router.http.message_format import WholeMessage, delta_of
 from router.http.schema import ChatBody
 from router.life.choice import Delta
+from router.message.reader import MessageDelta, MessageReader
 from text.tokenizer import Tokenizer
 
 
@@ -30,6 +32,7 @@ class ChatAnswer:
             "model": body.model,
         }
         self._choice_frames = ChoiceFrames(self._head, include_usage=body.include_usage)
+        self._readers: dict[int, MessageReader | None] = {}
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
         """Events; a choice's first one carries its role and leaves with its first token."""
@@ -50,7 +53,8 @@ class ChatAnswer:
         async with aclosing(self._generation.deltas()) as deltas:
             async for delta in deltas:
                 choice = choices.setdefault(delta.choice, _WholeChoice())
-                choice.add(delta, chat_logprobs(self._tokenizer, delta))
+                message = self._read(delta)
+                choice.add(message, chat_logprobs(self._tokenizer, delta))
         answer = self._head | {
             "choices": [choices[index].to_json(index) for index in sorted(choices)],
             "usage": usage_of([self._generation]),
@@ -64,11 +68,20 @@ class ChatAnswer:
 
     def _delta_frame(self, delta: Delta) -> bytes:
         """Empty where the client would learn nothing: text that is held back."""
-        if not (delta.text or delta.logprobs or delta.finish_reason):
+        message = self._read(delta)
+        if message.is_empty and not delta.logprobs:
             return b""
-        content: dict[str, object] = {"content": delta.text} if delta.text else {}
         logprobs = chat_logprobs(self._tokenizer, delta)
-        return self._choice_frame(delta.choice, content, logprobs, delta.finish_reason)
+        return self._choice_frame(delta.choice, delta_of(message), logprobs, message.finish_reason)
+
+    def _read(self, delta: Delta) -> MessageDelta:
+        """The delta as a message's: thoughts and calls told apart, where there may be any."""
+        if delta.choice not in self._readers:
+            self._readers[delta.choice] = self._generation.reader()
+        reader = self._readers[delta.choice]
+        if reader is None:
+            return MessageDelta(delta.text, finish_reason=delta.finish_reason)
+        return reader.read(delta)
 
     def _choice_frame(
         self,
@@ -96,13 +109,13 @@ class ChatAnswer:
 class _WholeChoice:
     """One choice while its answer is collected."""
 
-    text: list[str] = field(default_factory=list)
+    message: WholeMessage = field(default_factory=WholeMessage)
     logprobs: list[object] = field(default_factory=list)
     has_logprobs: bool = False
     finish_reason: str | None = None
 
-    def add(self, delta: Delta, logprobs: dict[str, object] | None) -> None:
-        self.text.append(delta.text)
+    def add(self, delta: MessageDelta, logprobs: dict[str, object] | None) -> None:
+        self.message.add(delta)
         self.finish_reason = delta.finish_reason
         content = logprobs["content"] if logprobs else None
         if isinstance(content, list):
@@ -110,11 +123,10 @@ class _WholeChoice:
             self.logprobs += content
 
     def to_json(self, index: int) -> dict[str, object]:
-        content = "".join(self.text)
         logprobs = {"content": self.logprobs, "refusal": None} if self.has_logprobs else None
         return {
             "index": index,
-            "message": {"role": "assistant", "content": content, "refusal": None},
+            "message": self.message.to_json(),
             "logprobs": logprobs,
             "finish_reason": self.finish_reason,
         }

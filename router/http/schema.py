@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from core.errors import BadRequestError
+from router.http.strict import Strict
+from router.http.structure_fields import StructureFields
+from router.http.tool_fields import ToolCall, ToolChoice, ToolFields, check_role, tooling_of
 from router.request_spec import MAX_MESSAGES, ChatPrompt, RequestSpec, chat_message
 
 MAX_PROMPTS = 128
@@ -23,30 +26,22 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "functions": (None, []),
     "metadata": (None, {}),
     "modalities": (None, ["text"]),
-    "parallel_tool_calls": (None, True, False),
     "prediction": (None,),
     "reasoning_effort": (None,),
-    "response_format": (None, {"type": "text"}),
     "service_tier": (None, "auto", "default"),
     "store": (None, False),
     "suffix": (None, ""),
-    "tool_choice": (None, "none", "auto"),
-    "tools": (None, []),
     "verbosity": (None,),
     "web_search_options": (None,),
 }
 """Fields of OpenAI's API that are not supported, with the values that change nothing."""
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     include_usage: bool | None = None
 
 
-class _Body(_Strict):
+class _Body(StructureFields):
     """What both APIs share. None, given or not, means the default."""
 
     model: str
@@ -117,25 +112,48 @@ class _Body(_Strict):
             "priority": self.priority,
             "cache_salt": self.cache_salt,
             "tenant": self.user,
+            "output_format": self.output_format(),
         }
         return {"model": self.model} | {k: v for k, v in given.items() if v is not None}
 
 
-class TextPart(_Strict):
+class TextPart(Strict):
     type: Literal["text"]
     text: str
 
 
-class ChatMessage(_Strict):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
-    name: str | None = None
+class ChatMessage(Strict):
+    """What an answer brought may be sent back as it is: its nulls say nothing."""
 
-    def to_template(self) -> dict[str, object]:
-        """As templates know it; parts become lines of one text."""
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None
+    audio: None = None
+    function_call: None = None
+
+    def to_template(self, index: int) -> dict[str, object]:
+        """As templates know it; parts become lines of one text. `index` is its place."""
+        check_role(self.role, self.tool_calls, self.tool_call_id)
         content = self.content
-        text = content if isinstance(content, str) else "\n".join(part.text for part in content)
-        return chat_message(self.role, text, self.name)
+        if content is None and not self.tool_calls and not self.refusal:
+            param = f"messages.{index}.content"
+            raise BadRequestError(
+                f"'{param}' is required", param=param, code="missing_required_parameter"
+            )
+        parts = [content] if isinstance(content, str) else [part.text for part in content or ()]
+        return chat_message(
+            self.role,
+            "\n".join(parts) or self.refusal or "",
+            self.name,
+            tool_calls=[call.to_template() for call in self.tool_calls or ()],
+            tool_call_id=self.tool_call_id,
+            thoughts=self.reasoning_content,
+        )
 
 
 class ChatBody(_Body):
@@ -145,16 +163,24 @@ class ChatBody(_Body):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    tools: list[ToolFields] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
     def specs(self) -> list[RequestSpec]:
         """The request, as a list of one. Raises BadRequestError."""
-        prompt = ChatPrompt(tuple(message.to_template() for message in self.messages))
+        tooling = tooling_of(self.tools, self.tool_choice, self.parallel_tool_calls)
+        prompt = ChatPrompt(
+            tuple(message.to_template(i) for i, message in enumerate(self.messages)),
+            () if tooling is None else tooling.for_template(),
+        )
         spec = RequestSpec(
             prompt=prompt,
             prompt_param="messages",
             max_tokens=self._max_tokens(),
             logprobs=self._logprobs(),
             logprobs_param="top_logprobs",
+            tooling=tooling,
             **self._common(),
         )
         return [spec]

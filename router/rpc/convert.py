@@ -7,7 +7,15 @@ from core.request import TokenLogprobs
 from protos import inference_pb2 as pb
 from router.generation import Generation
 from router.life.choice import Delta
+from router.message.reader import MessageDelta
 from router.request_spec import ChatPrompt, RequestSpec, chat_message
+from router.rpc.convert_structure import (
+    call_to_template,
+    calls_to_wire,
+    output_format_of,
+    tooling_of,
+)
+from router.tools.tooling import Tooling
 
 
 def spec_of(request: pb.CompleteRequest, *, timeout_s: float | None) -> RequestSpec:
@@ -29,9 +37,10 @@ def spec_of(request: pb.CompleteRequest, *, timeout_s: float | None) -> RequestS
         )
         if sampling.HasField(name)
     }
+    tooling = tooling_of(request)
     return RequestSpec(
         model=request.model,
-        prompt=_prompt_of(request),
+        prompt=_prompt_of(request, tooling),
         prompt_param="messages" if request.HasField("chat") else "prompt",
         n=request.n if request.HasField("n") else 1,
         max_tokens=request.max_tokens if request.HasField("max_tokens") else None,
@@ -42,15 +51,20 @@ def spec_of(request: pb.CompleteRequest, *, timeout_s: float | None) -> RequestS
         priority=request.priority,
         cache_salt=request.cache_salt,
         tenant=request.user,
+        output_format=output_format_of(request),
+        tooling=tooling,
         timeout_s=timeout_s,
         **fields,
     )
 
 
-def _prompt_of(request: pb.CompleteRequest) -> ChatPrompt | str | tuple[int, ...]:
+def _prompt_of(
+    request: pb.CompleteRequest, tooling: Tooling | None
+) -> ChatPrompt | str | tuple[int, ...]:
     match request.WhichOneof("input"):
         case "chat":
-            return ChatPrompt(tuple(_message_of(m) for m in request.chat.messages))
+            messages = tuple(_message_of(m) for m in request.chat.messages)
+            return ChatPrompt(messages, () if tooling is None else tooling.for_template())
         case "prompt":
             return request.prompt
         case "token_ids":
@@ -60,17 +74,28 @@ def _prompt_of(request: pb.CompleteRequest) -> ChatPrompt | str | tuple[int, ...
 
 
 def _message_of(message: pb.ChatMessage) -> dict[str, object]:
-    return chat_message(message.role, message.content, message.name or None)
+    return chat_message(
+        message.role,
+        message.content,
+        message.name or None,
+        tool_calls=[call_to_template(call) for call in message.tool_calls],
+        tool_call_id=message.tool_call_id or None,
+        thoughts=message.reasoning or None,
+    )
 
 
-def delta_to_wire(delta: Delta) -> pb.CompleteEvent:
+def delta_to_wire(delta: Delta, message: MessageDelta | None = None) -> pb.CompleteEvent:
+    """`message` is the delta as a message's, where there may be thoughts or calls."""
+    told = message or MessageDelta(delta.text, finish_reason=delta.finish_reason)
     return pb.CompleteEvent(
         delta=pb.Delta(
             choice=delta.choice,
-            text=delta.text,
+            text=told.content,
             token_ids=delta.token_ids,
             logprobs=[_logprobs_to_wire(p) for p in delta.logprobs],
-            finish_reason=delta.finish_reason or "",
+            finish_reason=told.finish_reason or "",
+            reasoning=told.thoughts,
+            tool_calls=calls_to_wire(told.calls),
         )
     )
 

@@ -19,6 +19,7 @@ from protos.certificate_files import CertificateFiles, FrontTls
 from protos.secure_grpc import bind_front
 from router.door import Door
 from router.generation import Generation
+from router.message.reader import MessageReader
 from router.rpc.convert import delta_to_wire, spec_of, usage_to_wire
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Inference"].full_name
@@ -48,9 +49,13 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         try:
             spec = spec_of(request, timeout_s=context.time_remaining())
             generation = Generation(self._door, spec, received)
+            readers: dict[int, MessageReader | None] = {}
             async with aclosing(generation.deltas()) as deltas:
                 async for delta in deltas:
-                    yield delta_to_wire(delta)
+                    if delta.choice not in readers:
+                        readers[delta.choice] = generation.reader()
+                    reader = readers[delta.choice]
+                    yield delta_to_wire(delta, None if reader is None else reader.read(delta))
         except TandemError as error:
             await _abort(context, error)
         yield usage_to_wire(generation, include_timings=request.include_timings)
