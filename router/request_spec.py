@@ -50,10 +50,20 @@ def chat_message(
     tool_call_id: str | None = None,
     thoughts: str | None = None,
 ) -> dict[str, object]:
-    """A message as templates know it. Raises BadRequestError for a role that they don't."""
+    """A message as templates know it.
+
+    Raises BadRequestError for a role that they don't, and for calls and results of other roles.
+    """
     if role not in ROLES:
         raise BadRequestError(
             f"the role '{role[:32]}' is none of {', '.join(ROLES)}", param="messages"
+        )
+    if tool_calls and role != "assistant":
+        raise BadRequestError(f"a message of the role {role} has tool_calls", param="messages")
+    if (tool_call_id is None) == (role == "tool"):
+        verb = "needs" if role == "tool" else "has"
+        raise BadRequestError(
+            f"a message of the role {role} {verb} a tool_call_id", param="messages"
         )
     # OpenAI's newer name for the same thing; templates were trained on the older.
     message: dict[str, object] = {

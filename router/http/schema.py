@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from core.errors import BadRequestError
 from router.http.strict import Strict
 from router.http.structure_fields import StructureFields
-from router.http.tool_fields import ToolCall, ToolChoice, ToolFields, check_role, tooling_of
+from router.http.tool_fields import ToolCall, ToolChoice, ToolFields, tooling_of
 from router.request_spec import MAX_MESSAGES, ChatPrompt, RequestSpec, chat_message
 
 MAX_PROMPTS = 128
@@ -138,7 +138,6 @@ class ChatMessage(Strict):
 
     def to_template(self, index: int) -> dict[str, object]:
         """As templates know it; parts become lines of one text. `index` is its place."""
-        check_role(self.role, self.tool_calls, self.tool_call_id)
         content = self.content
         if content is None and not self.tool_calls and not self.refusal:
             param = f"messages.{index}.content"

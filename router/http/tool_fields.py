@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from core.errors import BadRequestError
 from router.http.strict import Strict
 from router.tools.tooling import Function, Tooling, make_tooling
 
@@ -83,12 +82,3 @@ class ToolCall(Strict):
 
     def to_template(self) -> dict[str, object]:
         return {"id": self.id, "type": "function", "function": self.function.model_dump()}
-
-
-def check_role(role: str, tool_calls: list[ToolCall] | None, tool_call_id: str | None) -> None:
-    """Raises BadRequestError for calls and results where they make no sense."""
-    if tool_calls and role != "assistant":
-        raise BadRequestError(f"a message of the role {role} has tool_calls", param="messages")
-    if (tool_call_id is None) == (role == "tool"):
-        what = "needs a tool_call_id" if role == "tool" else "has a tool_call_id"
-        raise BadRequestError(f"a message of the role {role} {what}", param="messages")
