@@ -19,8 +19,9 @@ Part = Mapping[str, object]
 MAX_MULTIPLE_OF = 10_000
 """Largest `multipleOf`, counted in its last decimal place: each remainder is a state."""
 MAX_SCHEMA_DEPTH = 100
-_SPACE = "[ \\n\\t]{1,40}"
-"""Between JSON's tokens: enough for a deep indent. Small models otherwise write it without end."""
+_SPACE = " |\\n {0,32}|\\n\\t{0,16}"
+"""Between JSON's tokens: one space, or a line's end with an indent. Where any space is allowed,
+small models write it without end."""
 
 
 def grammar_text(parts: Sequence[Part]) -> str:
