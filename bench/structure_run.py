@@ -67,9 +67,7 @@ def measure_structure(
 class _Bench:
     """One engine, and the tokens of the last structured run."""
 
-    def __init__(
-        self, engine: OfflineEngine, clock: Clock, batch: int, num_tokens: int
-    ) -> None:
+    def __init__(self, engine: OfflineEngine, clock: Clock, batch: int, num_tokens: int) -> None:
         self._engine = engine
         self._clock = clock
         self._batch = batch
@@ -122,9 +120,7 @@ class _Bench:
                 state.accept(token_id)
         return masks_s
 
-    def _attempt(
-        self, run: str, index: int, sampling: SamplingParams, structured: bool
-    ) -> Attempt:
+    def _attempt(self, run: str, index: int, sampling: SamplingParams, structured: bool) -> Attempt:
         tokens = TokenRange().within(self._engine.engine.card.vocab_size)
         return replace(
             attempt(self._items[index], run, tokens),

@@ -44,7 +44,7 @@ class ToolFormat:
     @property
     def trigger(self) -> str:
         """The marker behind which a call must follow; "" if calls have none."""
-        return self.opening or self.before.partition("\n")[0]
+        return _marker(self.opening or self.before, self.markers)
 
     def new_id(self) -> str:
         if self.id_length:
@@ -65,17 +65,20 @@ class ToolFormat:
 
     def triggered(self, functions: Collection[str], *, parallel: bool, literal: Literals) -> str:
         """Rules of which `calls` derives any text in which calls follow the trigger."""
-        trigger, rest = self.trigger, self.before.removeprefix(self.trigger)
-        if literal(trigger) == quoted(trigger):
-            lead = f"lead[lazy]: TEXT {quoted(trigger)}"
-        else:
-            lead = f"lead: TEXT {literal(trigger)}"
+        trigger = self.trigger
+        spelled = literal(trigger)
+        is_text = spelled == quoted(trigger)
+        lead = f"lead[lazy]: TEXT {spelled}" if is_text else f"lead: TEXT {spelled}"
+        rest = _optional((self.opening or self.before).removeprefix(trigger))
         if self.opening:
             more = f"({quoted(self.separator)} call)*" if parallel else ""
-            group, call = f"group: call {more} {_optional(self.closing)}", "call:"
+            group, call, often = (
+                f"group: {rest} call {more} {_optional(self.closing)}",
+                "call:",
+                "?",
+            )
         else:
-            group, call = "group: call", f"call: {_optional(rest)}"
-        often = "*" if parallel and not self.opening else "?"
+            group, call, often = "group: call", f"call: {rest}", "*" if parallel else "?"
         rules = self._rules(f"calls: (lead group){often} TEXT\n{lead}\n{group}", call, functions)
         return rules + "TEXT: /(.|\\n)*/\n"
 
@@ -133,8 +136,13 @@ def _optional(text: str) -> str:
     return quoted(text) if text else ""
 
 
+def _marker(text: str, markers: Collection[str]) -> str:
+    """The marker that the text begins with, or ""."""
+    return next((m for m in markers if text.startswith(m)), "")
+
+
 def _marked(text: str, markers: Collection[str], literal: Literals) -> str:
     """The text with its marker spelled as the vocabulary has it."""
-    marker = next((m for m in markers if text.startswith(m)), "")
+    marker = _marker(text, markers)
     parts = (literal(marker) if marker else "", _optional(text.removeprefix(marker)))
     return " ".join(part for part in parts if part)

@@ -75,7 +75,10 @@ def test_the_likeliest_allowed_token_is_taken(
     ],
 )
 def test_only_allowed_tokens_are_drawn(
-    make_sampler: MakeSampler, state: GrammarState, byte_tokenizer: Tokenizer, params: SamplingParams
+    make_sampler: MakeSampler,
+    state: GrammarState,
+    byte_tokenizer: Tokenizer,
+    params: SamplingParams,
 ) -> None:
     a, b = byte_tokenizer.encode("ab")
     rows = [row(params, state, position=i % 4) for i in range(40)]

@@ -22,9 +22,7 @@ MAX_MODEL_LEN = 3
 
 
 def router_texts(texts: Texts) -> RouterTexts:
-    compiler = GrammarCompiler(
-        lambda: grammar_vocabulary(texts.tokenizer, texts.card.vocab_size)
-    )
+    compiler = GrammarCompiler(lambda: grammar_vocabulary(texts.tokenizer, texts.card.vocab_size))
     return RouterTexts(
         texts.tokenizer,
         texts.template,

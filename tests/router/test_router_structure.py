@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import grpc.aio
 import openai
+import pydantic
 import pytest
 from fakes_house import MODEL, House, Texts, house
 from fakes_language import FakeLanguage
@@ -26,8 +27,8 @@ SCHEMA = {
     "required": ["city"],
     "additionalProperties": False,
 }
-WEATHER = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
-TIME = {"type": "function", "function": {"name": "time", "description": "What time it is."}}
+WEATHER: Any = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
+TIME: Any = {"type": "function", "function": {"name": "time", "description": "What time it is."}}
 CALLS = (
     'I look.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>\n'
     '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
@@ -255,7 +256,7 @@ def test_calls_that_must_be_made_follow_a_grammar_of_the_format(
 
 @pytest.mark.parametrize("parser", ["hermes", "llama3", "mistral"])
 def test_a_strict_function_is_constrained_once_its_call_begins(texts: Texts, parser: str) -> None:
-    strict = {"type": "function", "function": WEATHER["function"] | {"strict": True}}  # type: ignore[operator]
+    strict = {"type": "function", "function": WEATHER["function"] | {"strict": True}}
 
     async def test(h: House) -> None:
         await whole(h, tools=[strict], max_tokens=2)
@@ -324,6 +325,46 @@ def test_structure_begins_where_thoughts_end(texts: Texts) -> None:
         assert grammar.start(texts.tokenizer.encode("Hm", False)).problem
 
     in_house(texts, test, overrides={"model": {"reasoning_parser": "think"}})
+
+
+class City(pydantic.BaseModel):
+    """What is asked for, as users of the `openai` package say it."""
+
+    city: str
+    kind: Literal["big", "small"]
+
+
+def test_the_package_s_own_parsing_of_answers_and_calls_works(texts: Texts) -> None:
+    async def test(h: House) -> None:
+        answer = await h.openai.chat.completions.parse(
+            model=MODEL, messages=MESSAGES, response_format=City
+        )
+        assert answer.choices[0].message.parsed == City(city="Rome", kind="big")
+        assert h.p.attempts[-1].grammar
+        async with h.openai.chat.completions.stream(
+            model=MODEL, messages=MESSAGES, response_format=City
+        ) as stream:
+            final = await stream.get_final_completion()
+        assert final.choices[0].message.parsed == City(city="Rome", kind="big")
+
+    said = '{"city": "Rome", "kind": "big"}'
+    in_house(texts, test, language=saying(texts, said))
+
+
+def test_the_package_s_own_accumulation_of_streamed_calls_works(texts: Texts) -> None:
+    async def test(h: House) -> None:
+        tools = [openai.pydantic_function_tool(City, name="weather"), TIME]
+        async with h.openai.chat.completions.stream(
+            model=MODEL, messages=MESSAGES, tools=tools
+        ) as stream:
+            final = await stream.get_final_completion()
+        calls = final.choices[0].message.tool_calls or []
+        assert [c.function.name for c in calls] == ["weather", "time"]
+        assert json.loads(calls[0].function.arguments) == {"city": "Paris", "kind": "big"}
+        assert final.choices[0].finish_reason == "tool_calls"
+
+    said = CALLS.replace('"Paris"', '"Paris", "kind": "big"')
+    in_house(texts, test, language=saying(texts, said))
 
 
 def test_grpc_has_structure_tools_and_thoughts_too(texts: Texts) -> None:

@@ -39,7 +39,11 @@ CASES: list[tuple[str, str, Found]] = [
         ("", [("weather", W), ("time", T)]),
     ),
     ("hermes", f"{hermes('f', T)}\n\nDone.", ("\n\nDone.", [("f", T)])),
-    ("hermes", '<tool_call>{"arguments": {"x": 1}, "name": "f"}</tool_call>', ("", [("f", '{"x": 1}')])),
+    (
+        "hermes",
+        '<tool_call>{"arguments": {"x": 1}, "name": "f"}</tool_call>',
+        ("", [("f", '{"x": 1}')]),
+    ),
     ("hermes", '<tool_call>{"name": "f"}</tool_call>', ("", [("f", "{}")])),
     ("hermes", '<tool_call>{"name": "f", "arguments": null}</tool_call>', ("", [("f", "{}")])),
     (
@@ -56,7 +60,8 @@ CASES: list[tuple[str, str, Found]] = [
     ("llama3", f'<|python_tag|>{{"name": "f", "parameters": {T}}}', ("", [("f", T)])),
     (
         "llama3",
-        f'{{"type": "function", "name": "f", "parameters": {T}}}; {{"name": "time", "parameters": {W}}}',
+        f'{{"type": "function", "name": "f", "parameters": {T}}}; '
+        f'{{"name": "time", "parameters": {W}}}',
         ("", [("f", T), ("time", W)]),
     ),
     ("llama3", f' \n{{"name": "f", "parameters": {T}}}\n', ("", [("f", T)])),
