@@ -41,7 +41,10 @@ class GrammarMasks:
         filled = self._thread.submit(_fill, states)
 
         def end() -> None:
-            filled.result()
+            if filled.cancel():  # the thread got no core yet: this one has nothing better to do
+                _fill(states)
+            else:
+                filled.result()
             _check(rows)
 
         return end
