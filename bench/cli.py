@@ -14,6 +14,7 @@ from bench.linears_command import linears
 from bench.peers.command import peers_app
 from bench.serve_command import serve
 from bench.step_command import step
+from bench.structure_command import structure
 from bench.suite_command import suite
 from bench.throughput_command import throughput
 
@@ -22,7 +23,19 @@ app = typer.Typer(
     add_completion=False,
     help="Measure servers and engines: latency and throughput under load, side by side.",
 )
-for verb in (serve, step, linears, attention, throughput, batching, handoff, suite, chaos, router):
+for verb in (
+    serve,
+    step,
+    linears,
+    attention,
+    structure,
+    throughput,
+    batching,
+    handoff,
+    suite,
+    chaos,
+    router,
+):
     app.command()(verb)
 app.command("kv-transfer")(kv_transfer)
 app.add_typer(peers_app, name="peers")

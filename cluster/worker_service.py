@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import TypeAlias
 
 import grpc
@@ -29,6 +30,7 @@ from core.config import WorkerConfig
 from core.faults import FaultPoint, Faults
 from core.load import LoadReport
 from core.request import Attempt, AttemptDone, AttemptFailed
+from engine.grammar_gate import GrammarGate
 from engine.intake import failed
 from engine.role import Cancel, Move, Submit
 from engine.step_loop import StepLoop
@@ -86,6 +88,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         pool: BlockPool,
         gate: DrainGate,
         cancels: CancelWatch,
+        grammars: GrammarGate,
         *,
         load: Callable[[], LoadReport],
         worker: WorkerConfig,
@@ -96,6 +99,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._pool = pool
         self._gate = gate
         self._cancels = cancels
+        self._grammars = grammars
         self._load = load
         self._load_report_s = worker.load_report_s
         self._heartbeat_s = worker.heartbeat_s
@@ -193,7 +197,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 case "cancel":
                     self._cancel(request.cancel)
                 case "move":
-                    self._step_loop.post(Move(request.move.transfer_id))
+                    move = Move(request.move.transfer_id)
+                    self._grammars.after(move.transfer_id, partial(self._step_loop.post, move))
 
     def _submit(self, session: RouterSession, submit: Submit) -> None:
         refusal = self._refuse(submit.attempt)
@@ -201,13 +206,17 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             session.put([refusal])
             return
         self._owner[submit.attempt.transfer_id] = session
-        self._step_loop.post(submit)
+        self._grammars.submit(submit)
 
     def _cancel(self, cancel: worker_pb2.Cancel) -> None:
         if cancel.choices:
-            self._step_loop.post(Cancel(cancel.transfer_id, tuple(cancel.choices)))
+            some = Cancel(cancel.transfer_id, tuple(cancel.choices))
+            self._grammars.after(cancel.transfer_id, partial(self._step_loop.post, some))
         else:
-            self._cancels.cancel(cancel.transfer_id)
+            self._cancel_all(cancel.transfer_id)
+
+    def _cancel_all(self, transfer_id: str) -> None:
+        self._grammars.after(transfer_id, partial(self._cancels.cancel, transfer_id))
 
     def _refuse(self, attempt: Attempt) -> AttemptFailed | None:
         if attempt.transfer_id in self._owner:
@@ -252,7 +261,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         owned = [key for key, owner in self._owner.items() if owner is session]
         for transfer_id in owned:
             del self._owner[transfer_id]
-            self._cancels.cancel(transfer_id)
+            self._cancel_all(transfer_id)
 
     def _audit(self) -> worker_pb2.AuditKvReply:
         info, reply = self._describe(), audit(self._pool)

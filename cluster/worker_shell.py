@@ -43,6 +43,7 @@ from core.release import RELEASE
 from core.request import Phase
 from decode_worker.ports import KVOps
 from engine.builder import Engine, build_engine
+from engine.grammar_gate import GrammarGate
 from engine.group_runner import GroupRunner
 from engine.kv_lender import WorkerIdentity
 from engine.machine import select_device
@@ -238,6 +239,11 @@ class WorkerShell:
         )
         cancels = CancelWatch(step_loop, engine.pool, self._clock)
         mailbox.connect(cancels.post)
+        grammars = GrammarGate(
+            engine.grammars,
+            lambda submit: step_loop.post(submit),
+            lambda refusal: _call(loop, lambda: service.deliver([refusal])),
+        )
         gate = DrainGate(step_loop, lambda: heartbeat.stop(), self._retire)
         load = LoadReporter(step_loop, gate, stats, cancels, self._config.worker.stuck_after_s).load
         service = WorkerService(
@@ -246,6 +252,7 @@ class WorkerShell:
             engine.pool,
             gate,
             cancels,
+            grammars,
             load=load,
             worker=self._config.worker,
             faults=self._faults,

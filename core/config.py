@@ -63,6 +63,12 @@ class ModelConfig(_Section):
     """Weights of a row that share a scale in int4; fewer are more precise."""
     calibration: str | None = None
     """A file written by `tandem calibrate`, which makes rounded weights more precise."""
+    tool_parser: Literal["auto", "none", "hermes", "llama3", "mistral"] = "auto"
+    """How the model writes calls of tools. auto: as its chat template shows. none: tools are
+    refused."""
+    reasoning_parser: Literal["auto", "none", "think"] = "auto"
+    """Whether answers may begin with thoughts, `<think>...</think>`, which clients then get as
+    `reasoning_content`. auto: if the chat template knows them."""
     max_model_len: PositiveInt | None = None
     """Longest prompt plus output in tokens; unset: what the model was trained for."""
     generation_config: Literal["auto", "none"] = "auto"

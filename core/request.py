@@ -109,6 +109,8 @@ class Attempt:
     tenant: str = ""
     adapter: str = ""
     trace_context: str = ""
+    grammar: str = ""
+    """What every choice's output follows, as `text.structure` writes it; empty: anything goes."""
 
     def __post_init__(self) -> None:
         assert self.choices, "an attempt covers at least one choice"

@@ -163,7 +163,10 @@ class DecodeRole:
             self._events.append(refusal)
             return
         root = root_hash(self._compat_key, attempt.cache_salt, attempt.adapter)
-        sequence = Sequence(attempt, attempt.choices, arrival=now, root=root)
+        assert bool(attempt.grammar) == (message.grammar is not None)
+        sequence = Sequence(
+            attempt, attempt.choices, arrival=now, root=root, grammar=message.grammar
+        )
         sequence.wants_scores &= handoff is None
         self._tasks[transfer_id] = Task(attempt, handoff, now, [sequence])
         self._deadlines.set(transfer_id, now + attempt.deadline_s)
@@ -338,7 +341,13 @@ class DecodeRole:
 
     def _token_event(self, sequence: Sequence, choice: int, token: Sampled) -> TokenEvent:
         position = sequence.num_output_tokens
-        reason = finish_reason(sequence.sampling, token.token_id, position + 1, self._eos_token_ids)
+        reason = finish_reason(
+            sequence.sampling,
+            token.token_id,
+            position + 1,
+            self._eos_token_ids,
+            sequence.grammar is not None and sequence.completes(token.token_id),
+        )
         return TokenEvent(
             sequence.transfer_id, choice, position, token.token_id, token.logprobs, reason
         )

@@ -113,8 +113,17 @@ def sample_rows(plan: StepPlan, eos_token_ids: tuple[int, ...]) -> list[SampleRo
             logits_row += num_scored
         for choice in choices:
             params, position = sequence.sampling, sequence.num_output_tokens
-            history = sequence.history()
-            rows.append(SampleRow(params, choice, position, history, logits_row, eos_token_ids))
+            rows.append(
+                SampleRow(
+                    params,
+                    choice,
+                    position,
+                    sequence.history(),
+                    logits_row,
+                    eos_token_ids,
+                    sequence.grammar,
+                )
+            )
         logits_row += bool(choices)
     return rows
 

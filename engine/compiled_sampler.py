@@ -44,14 +44,11 @@ class CompiledSampler:
         parts: list[bytes] = []
         kept: list[Int32] = []  # what addresses in `parts` point to
         for row, own in zip(rows, packed, strict=True):
+            mask = 0 if row.grammar is None else row.grammar.address
             history = row.history
-            if history is None:
-                parts.append(pack_row(row.logits_row, row.choice, row.position, _NOTHING_SEEN))
-                parts.append(own.bytes)
-                continue
-            seen = history.addresses()
-            parts.append(pack_row(row.logits_row, row.choice, row.position, seen))
-            if row.params.bad_words:
+            seen = _NOTHING_SEEN if history is None else history.addresses()
+            parts.append(pack_row(row.logits_row, row.choice, row.position, seen, mask))
+            if history is not None and row.params.bad_words:
                 unwanted = np.array(forbidden_tokens(row.params, history), dtype=np.int32)
                 kept.append(unwanted)
                 parts.append(own.forbidding(unwanted))

@@ -16,6 +16,7 @@ import torch
 from core.request import SamplingParams
 from engine.sample_row import SampleRow
 from engine.token_history import TokenHistory
+from text.structure.state import GrammarState
 
 Int64 = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -23,7 +24,7 @@ Floats = npt.NDArray[np.float32]
 
 def needs_edits(row: SampleRow) -> bool:
     """Whether anything but the model decides this row's logits."""
-    return row.params.changes_logits or _may_not_stop(row)
+    return row.grammar is not None or row.params.changes_logits or _may_not_stop(row)
 
 
 def edit_logits(logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:
@@ -31,9 +32,13 @@ def edit_logits(logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:
 
     As in OpenAI's API and vLLM: the repetition penalty divides positive and multiplies negative
     logits of tokens in prompt or output; frequency and presence penalties look at the output only.
+    Where a grammar leaves nothing but stopping, `min_tokens` gives way.
     """
     _add_biases(logits, rows)
     _penalise(logits, rows)
+    for index, row in enumerate(rows):
+        if row.grammar is not None:
+            _forbid_by_grammar(logits[index], row.grammar)
     _forbid(logits, rows)
     _allow_only(logits, rows)
 
@@ -104,7 +109,7 @@ def _forbid(logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:
     entries = [
         (index, token_id)
         for index, row in enumerate(rows)
-        for token_id in _unwanted(row)
+        for token_id in _unwanted(row, logits.shape[-1])
         if token_id < logits.shape[-1]
     ]
     if entries:
@@ -113,10 +118,10 @@ def _forbid(logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:
         logits.index_put_((_ids(at, logits), _ids(token_ids, logits)), never)
 
 
-def _unwanted(row: SampleRow) -> list[int]:
+def _unwanted(row: SampleRow, vocab_size: int) -> list[int]:
     unwanted = forbidden_tokens(row.params, row.history)
     if _may_not_stop(row):
-        unwanted += [*row.eos_token_ids, *row.params.stop_token_ids]
+        unwanted += _stops_to_forbid(row, vocab_size)
     return unwanted
 
 
@@ -128,6 +133,27 @@ def _allow_only(logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:
             values = logits[index, kept]
             logits[index] = -torch.inf
             logits[index, kept] = values
+
+
+def _stops_to_forbid(row: SampleRow, vocab_size: int) -> list[int]:
+    stops = (*row.eos_token_ids, *row.params.stop_token_ids)
+    inside = [token_id for token_id in stops if token_id < vocab_size]
+    if row.grammar is None:
+        return inside
+    allowed = _allowed(row.grammar, vocab_size)
+    allowed[inside] = False
+    return inside if allowed.any() else []
+
+
+def _forbid_by_grammar(logits: torch.Tensor, grammar: GrammarState) -> None:
+    """`logits` is one row, [vocab]."""
+    allowed = torch.from_numpy(_allowed(grammar, len(logits))).to(logits.device)
+    logits.masked_fill_(~allowed, -torch.inf)
+
+
+def _allowed(grammar: GrammarState, vocab_size: int) -> npt.NDArray[np.bool_]:
+    bits = np.unpackbits(grammar.mask.view(np.uint8), count=vocab_size, bitorder="little")
+    return bits.astype(np.bool_)
 
 
 def _ids(values: Sequence[int] | Int64, logits: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ import torch
 from tandem_kernels import AttentionMeta, StepProgram
 
 from engine.batch import StepInput
+from engine.grammar_masks import GrammarMasks
 from engine.greedy import only_largest
 from engine.profile_ranges import profile_ranges
 from engine.sample_row import SampleRow
@@ -81,11 +82,14 @@ class ModelRunner(RankRunner):
     ) -> None:
         super().__init__(model, storage, device=device)
         self._sampler = sampler
+        self._masks = GrammarMasks()
 
     def execute(self, step: StepInput, rows: list[SampleRow]) -> list[Sampled]:
         """One token for each row, in order. Rows may share logits, as choices of one prompt do."""
+        masks_ready = self._masks.begin(rows)
         with torch.inference_mode():
             logits = self.compute(step, only_largest(rows, len(step.logits_rows)))
+            masks_ready()
             return self.sample(logits, rows) if rows else []
 
     def sample(self, logits: torch.Tensor, rows: list[SampleRow]) -> list[Sampled]:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from core.request import SamplingParams
 from engine.token_history import TokenHistory
+from text.structure.state import GrammarState
 
 
 class SampleRow(NamedTuple):
@@ -21,3 +22,5 @@ class SampleRow(NamedTuple):
     """Of all tokens before; only where the request looks at them."""
     logits_row: int
     eos_token_ids: tuple[int, ...]
+    grammar: GrammarState | None = None
+    """Whose mask says which tokens may follow."""

@@ -23,6 +23,7 @@ from core.request import Attempt, SamplingParams
 from engine.token_history import TokenHistory
 from kv_cache.block_hash import extend
 from kv_cache.block_pool import Holder, HolderKind
+from text.structure.state import GrammarState
 
 
 class SequenceStatus(enum.Enum):
@@ -104,6 +105,7 @@ class Sequence:
         "attempt",
         "block_table",
         "choices",
+        "grammar",
         "hashes",
         "holder",
         "num_computed",
@@ -117,9 +119,17 @@ class Sequence:
     )
 
     def __init__(
-        self, attempt: Attempt, choices: tuple[int, ...], *, arrival: float, root: bytes
+        self,
+        attempt: Attempt,
+        choices: tuple[int, ...],
+        *,
+        arrival: float,
+        root: bytes,
+        grammar: GrammarState | None = None,
     ) -> None:
+        """`grammar` is the state after what the attempt has emitted; it is the sequence's own."""
         self.attempt = attempt
+        self.grammar = grammar
         self.choices = choices
         self.arrival = arrival
         self.token_ids: list[int] = list(attempt.token_ids)
@@ -175,6 +185,12 @@ class Sequence:
         self.token_ids.append(token_id)
         if self._history is not None:
             self._history.append(token_id)
+        if self.grammar is not None:
+            self.grammar.accept(token_id)
+
+    def completes(self, token_id: int) -> bool:
+        """Whether its grammar lets nothing follow this token."""
+        return self.grammar is not None and self.grammar.completes(token_id)
 
     def history(self) -> TokenHistory | None:
         """What sampling looks at, counted once and kept from then on; None if at nothing."""
@@ -202,6 +218,7 @@ class Sequence:
         child.token_ids = list(self.token_ids)
         child.hashes = list(self.hashes)
         child._history = None if self._history is None else self._history.copy()
+        child.grammar = None if self.grammar is None else self.grammar.copy()
         return child
 
     def restart(self) -> None:

@@ -137,7 +137,10 @@ class PrefillRole:
             self._events.append(refusal)
             return
         root = root_hash(self._compat_key, attempt.cache_salt, attempt.adapter)
-        sequence = Sequence(attempt, attempt.choices, arrival=now, root=root)
+        assert bool(attempt.grammar) == (message.grammar is not None)
+        sequence = Sequence(
+            attempt, attempt.choices, arrival=now, root=root, grammar=message.grammar
+        )
         self._tasks[transfer_id] = _Task(sequence, submitted_at=now)
         self._deadlines.set(transfer_id, now + attempt.deadline_s)
         self._scheduler.add(sequence)
@@ -228,6 +231,7 @@ class PrefillRole:
             token.token_id,
             sequence.num_output_tokens + 1,
             self._eos_token_ids,
+            sequence.completes(token.token_id),
         )
         return TokenEvent(
             transfer_id=sequence.transfer_id,

@@ -78,6 +78,7 @@ def attempt_to_wire(a: Attempt) -> pb.Attempt:
         tenant=a.tenant,
         adapter=a.adapter,
         trace_context=a.trace_context,
+        grammar=a.grammar,
     )
 
 
@@ -96,6 +97,7 @@ def attempt_from_wire(a: pb.Attempt) -> Attempt:
         tenant=a.tenant,
         adapter=a.adapter,
         trace_context=a.trace_context,
+        grammar=a.grammar,
     )
 
 

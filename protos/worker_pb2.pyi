@@ -181,6 +181,7 @@ class Attempt(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
     TRACE_CONTEXT_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     transfer_id: _builtins.str
     model: _builtins.str
@@ -191,6 +192,8 @@ class Attempt(_message.Message):
     tenant: _builtins.str
     adapter: _builtins.str
     trace_context: _builtins.str
+    grammar: _builtins.str
+    """what the output follows, as text/structure writes it; empty: anything"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """prompt, then what was already emitted"""
@@ -215,10 +218,11 @@ class Attempt(_message.Message):
         tenant: _builtins.str = ...,
         adapter: _builtins.str = ...,
         trace_context: _builtins.str = ...,
+        grammar: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "cache_salt", b"cache_salt", "choices", b"choices", "deadline_s", b"deadline_s", "model", b"model", "num_prompt_tokens", b"num_prompt_tokens", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "tenant", b"tenant", "token_ids", b"token_ids", "trace_context", b"trace_context", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "cache_salt", b"cache_salt", "choices", b"choices", "deadline_s", b"deadline_s", "grammar", b"grammar", "model", b"model", "num_prompt_tokens", b"num_prompt_tokens", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "tenant", b"tenant", "token_ids", b"token_ids", "trace_context", b"trace_context", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -31,7 +31,10 @@ from router.limits import (
     resolve_max_tokens,
     truncated,
 )
+from router.message.reader import MessageReader
+from router.message.thoughts import ThoughtSplitter, thinking_after
 from router.request_spec import ChatPrompt, RequestSpec
+from router.structure.answer_grammar import Wish, needs_grammar
 
 log = logging.getLogger(__name__)
 
@@ -126,6 +129,23 @@ class Generation:
         life = self._life
         return ServedBy(life.prefill_worker, life.decode_worker, life.num_attempts)
 
+    def reader(self) -> MessageReader | None:
+        """Reads a choice of a chat as a message; None where its text is all there is to it.
+
+        Not before the first delta.
+        """
+        dialect, tooling = self._door.texts.dialect, self.spec.tooling
+        if not isinstance(self.spec.prompt, ChatPrompt):
+            return None
+        splitter = None
+        if dialect.thinks:
+            splitter = ThoughtSplitter(thinking_after(self._door.texts.tail(self.prompt_token_ids)))
+        if tooling is None or dialect.tools is None:
+            return None if splitter is None else MessageReader(splitter, None, new_request_id)
+        parser = dialect.tools.parser(tooling.names)
+        new_id = dialect.tools.new_id
+        return MessageReader(splitter, parser, new_id, parallel=tooling.parallel)
+
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """What each choice gains, until all have ended. Raises TandemError; close it always."""
         self._door.enter(self.spec.model)
@@ -211,6 +231,7 @@ class Generation:
             async with asyncio.timeout(max(0.0, deadline - clock.now())):
                 token_ids = await self._door.texts.encode(spec.prompt, spec.add_special_tokens)
                 bad_words = await self._door.texts.bad_words(spec.bad_words)
+                grammar = await self._grammar(token_ids)
         except TimeoutError:
             raise DeadlineError("the request's deadline passed while it was tokenised") from None
         self.prompt_token_ids = truncated(spec, token_ids, self._door.settings.max_model_len)
@@ -230,7 +251,16 @@ class Generation:
             priority=spec.priority,
             cache_salt=spec.cache_salt,
             tenant=spec.tenant,
+            grammar=grammar,
         )
+
+    async def _grammar(self, prompt: tuple[int, ...]) -> str:
+        """What the answer must follow; "" for nothing."""
+        wish = Wish(self.spec.output_format, self.spec.tooling)
+        if not needs_grammar(wish):
+            return ""
+        is_chat = isinstance(self.spec.prompt, ChatPrompt)
+        return await self._door.texts.grammar(wish, prompt, is_chat=is_chat)
 
     def _sampling(self, bad_words: tuple[tuple[int, ...], ...]) -> SamplingParams:
         spec, settings = self.spec, self._door.settings

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from core.errors import BadRequestError
+from router.structure.output_format import OutputFormat
+from router.tools.tooling import Tooling
 
 MAX_MESSAGES = 4096
 MAX_CHOICES = 128
@@ -30,7 +32,7 @@ MAX_LOGIT_BIAS = 1024
 MAX_SALT_LENGTH = 256
 MAX_PRIORITY = 2**31 - 1
 SEED_RANGE = 2**63
-ROLES = ("system", "developer", "user", "assistant")
+ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +40,8 @@ class ChatPrompt:
     """Messages, and how they become a text."""
 
     messages: tuple[Mapping[str, object], ...]
+    tools: tuple[Mapping[str, object], ...] = ()
+    """What the model is told of."""
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     template: str | None = None
@@ -74,18 +78,42 @@ def exclusive_endings() -> BadRequestError:
     )
 
 
-def chat_message(role: str, content: str, name: str | None = None) -> dict[str, object]:
-    """A message as templates know it. Raises BadRequestError for a role that they don't."""
+def chat_message(
+    role: str,
+    content: str,
+    name: str | None = None,
+    *,
+    tool_calls: Sequence[Mapping[str, object]] = (),
+    tool_call_id: str | None = None,
+    thoughts: str | None = None,
+) -> dict[str, object]:
+    """A message as templates know it.
+
+    Raises BadRequestError for a role that they don't, and for calls and results of other roles.
+    """
     if role not in ROLES:
         raise BadRequestError(
             f"the role '{role[:32]}' is none of {', '.join(ROLES)}", param="messages"
+        )
+    if tool_calls and role != "assistant":
+        raise BadRequestError(f"a message of the role {role} has tool_calls", param="messages")
+    if (tool_call_id is None) == (role == "tool"):
+        verb = "needs" if role == "tool" else "has"
+        raise BadRequestError(
+            f"a message of the role {role} {verb} a tool_call_id", param="messages"
         )
     # OpenAI's newer name for the same thing; templates were trained on the older.
     message: dict[str, object] = {
         "role": "system" if role == "developer" else role,
         "content": content,
     }
-    return message if name is None else message | {"name": name}
+    further = {
+        "name": name,
+        "tool_calls": list(tool_calls) or None,
+        "tool_call_id": tool_call_id,
+        "reasoning_content": thoughts,
+    }
+    return message | {key: value for key, value in further.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +171,8 @@ class RequestSpec:
     priority: int = 0
     cache_salt: str = ""
     tenant: str = ""
+    output_format: OutputFormat | None = None
+    tooling: Tooling | None = None
     timeout_s: float | None = None
     """The client's own deadline; None: the router's."""
 

@@ -17,6 +17,7 @@ from core.config import Config
 from protos.certificate_files import front_certificates, peer_certificates
 from protos.secure_grpc import is_loopback
 from router.admission import Admission, shutting_down
+from router.dialect import make_dialect
 from router.door import Door, DoorSettings
 from router.fleet.fleet import Fleet
 from router.fleet.membership import Membership
@@ -29,11 +30,14 @@ from router.identifiers import new_router_id
 from router.life.request_life import LifeSettings
 from router.metrics import RouterMetrics
 from router.rpc.server import GrpcServer
+from router.structure.grammar_check import GrammarCheck
 from router.texts import Texts
 from state.store import Store
 from text.card import ModelCard
 from text.chat_template import ChatTemplate
 from text.generation_defaults import GenerationDefaults
+from text.structure.compiler import GrammarCompiler
+from text.structure.vocabulary import grammar_vocabulary
 from text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -83,6 +87,10 @@ class RouterServer:
             num_threads=router.tokenizer_threads,
             max_model_len=_max_model_len(config, card),
             trusts_templates=router.trust_request_chat_template,
+            dialect=make_dialect(config.model, card.chat_template),
+            grammars=GrammarCheck(
+                GrammarCompiler(lambda: grammar_vocabulary(tokenizer, card.vocab_size))
+            ),
         )
         self._door = Door(
             fleet=self.fleet,

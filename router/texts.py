@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from core.errors import BadRequestError, ContextLengthError
+from router.dialect import Dialect, markers_kept, prompt_tail
 from router.life.choice import Choice
 from router.request_spec import ChatPrompt, RequestSpec
+from router.structure.answer_grammar import Wish, answer_grammar
+from router.structure.grammar_check import GrammarCheck
 from text.bad_words import bad_word_tokens
 from text.chat_template import ChatTemplate
 from text.detokenizer import Detokenizer
@@ -41,10 +45,15 @@ class Texts:
         *,
         num_threads: int,
         max_model_len: int,
+        dialect: Dialect,
+        grammars: GrammarCheck,
         trusts_templates: bool = False,
     ) -> None:
-        """Templates of clients are refused unless the operator trusts them."""
+        """`grammars` is closed with this. Templates of clients are refused unless the operator
+        trusts them."""
         self.tokenizer = tokenizer
+        self.dialect = dialect
+        self._grammars = grammars
         self._template = template
         self._client_template = functools.lru_cache(MAX_TEMPLATES)(template.with_template)
         self._trusts_templates = trusts_templates
@@ -69,6 +78,20 @@ class Texts:
         own_template = isinstance(prompt, ChatPrompt) and prompt.template is not None
         return await self._run(encode, inline=is_short and not own_template)
 
+    async def grammar(self, wish: Wish, prompt: Sequence[int], *, is_chat: bool) -> str:
+        """The canonical text of the grammar of an answer to this prompt.
+
+        Raises BadRequestError that names the field at fault.
+        """
+        dialect = self.dialect if is_chat else dataclasses.replace(self.dialect, thinks=False)
+        tail = self.tail(prompt)
+        write = functools.partial(answer_grammar, wish, dialect, self.tokenizer, tail)
+        return await self._grammars.text(write, wish.param)
+
+    def tail(self, prompt: Sequence[int]) -> str:
+        """The end of a prompt's text."""
+        return prompt_tail(self.tokenizer, prompt)
+
     async def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Token sequences that spell these words."""
         if not words:
@@ -79,6 +102,7 @@ class Texts:
 
     def choices(self, spec: RequestSpec) -> list[Choice]:
         """The request's choices with nothing emitted yet."""
+        kept = markers_kept(self.dialect, self.tokenizer, calls=spec.tooling is not None)
         unsaid = frozenset[int]()
         if not spec.include_stop_str_in_output:
             unsaid = frozenset((*self.tokenizer.eos_token_ids, *spec.stop_token_ids))
@@ -86,7 +110,10 @@ class Texts:
             Choice(
                 index,
                 Detokenizer(
-                    self.tokenizer, spec.skip_special_tokens, after_text=_goes_on(spec.prompt)
+                    self.tokenizer,
+                    spec.skip_special_tokens,
+                    kept=kept,
+                    after_text=_goes_on(spec.prompt),
                 ),
                 StopMatcher(spec.stop, spec.include_stop_str_in_output),
                 spec.min_tokens,
@@ -100,6 +127,7 @@ class Texts:
         return Choice(0, Detokenizer(self.tokenizer), StopMatcher(()), 0)
 
     def close(self) -> None:
+        self._grammars.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _run(self, action: Callable[[], T], *, inline: bool) -> T:
@@ -125,8 +153,10 @@ class Texts:
                     code="unsupported_parameter",
                 )
             template = self._client_template(prompt.template)
+        messages, tools = self.dialect.messages(prompt.messages, prompt.tools)
         return template.render(
-            prompt.messages,
+            messages,
+            tools,
             add_generation_prompt=prompt.add_generation_prompt,
             continue_final_message=prompt.continue_final_message,
             kwargs=prompt.template_kwargs,
@@ -151,4 +181,5 @@ def _num_characters(prompt: ChatPrompt | str) -> int:
     if isinstance(prompt, str):
         return len(prompt)
     texts = (str(message.get("content", "")) for message in prompt.messages)
-    return sum(len(text) + MESSAGE_CHARACTERS for text in texts)
+    told = sum(len(text) + MESSAGE_CHARACTERS for text in texts)
+    return told + sum(len(str(tool)) for tool in prompt.tools)

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from router.generation import Generation
 from router.http.format import DONE, ChoiceFrames, RunningUsage, extension_of, frame, usage_of
 from router.http.logprobs import TokenNames, chat_logprobs, prompt_logprobs_json
+from router.http.message_format import WholeMessage, delta_of
 from router.http.schema import ChatBody
 from router.life.choice import Delta
+from router.message.reader import MessageDelta, MessageReader
 from text.tokenizer import Tokenizer
 
 
@@ -31,6 +33,7 @@ class ChatAnswer:
             "model": body.model,
         }
         self._choice_frames = ChoiceFrames(self._head, include_usage=body.include_usage)
+        self._readers: dict[int, MessageReader | None] = {}
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
         """Events; a choice's first one carries its role and leaves with its first token."""
@@ -51,8 +54,10 @@ class ChatAnswer:
         async with aclosing(self._generation.deltas()) as deltas:
             async for delta in deltas:
                 if delta.choice not in choices:
-                    choices[delta.choice] = _WholeChoice([self._generation.echo_text])
-                choices[delta.choice].add(delta, chat_logprobs(self._names, delta))
+                    choices[delta.choice] = _WholeChoice()
+                    choices[delta.choice].message.content.append(self._generation.echo_text)
+                message = self._read(delta)
+                choices[delta.choice].add(message, delta, chat_logprobs(self._names, delta))
         with_ids = bool(self._body.return_token_ids)
         answer = self._head | {
             "choices": [choices[index].to_json(index, with_ids) for index in sorted(choices)],
@@ -89,14 +94,23 @@ class ChatAnswer:
         """Empty where the client would learn nothing: text that is held back."""
         usage = self._usage.add(len(delta.token_ids)) if self._usage else None
         with_ids = bool(self._body.return_token_ids)
-        if not (delta.text or delta.logprobs or delta.finish_reason or with_ids):
+        message = self._read(delta)
+        if message.is_empty and not (delta.logprobs or with_ids):
             return b""
-        content: dict[str, object] = {"content": delta.text} if delta.text else {}
         logprobs = chat_logprobs(self._names, delta)
-        choice = _choice(delta.choice, content, logprobs, delta.finish_reason)
+        choice = _choice(delta.choice, delta_of(message), logprobs, message.finish_reason)
         if with_ids:
             choice["token_ids"] = list(delta.token_ids)
         return self._choice_frames.frame(choice, usage=usage)
+
+    def _read(self, delta: Delta) -> MessageDelta:
+        """The delta as a message's: thoughts and calls told apart, where there may be any."""
+        if delta.choice not in self._readers:
+            self._readers[delta.choice] = self._generation.reader()
+        reader = self._readers[delta.choice]
+        if reader is None:
+            return MessageDelta(delta.text, finish_reason=delta.finish_reason)
+        return reader.read(delta)
 
     def _final_frame(self) -> bytes:
         event = self._head | {"choices": [], "usage": usage_of([self._generation])}
@@ -119,27 +133,26 @@ def _choice(
 class _WholeChoice:
     """One choice while its answer is collected."""
 
-    text: list[str]
+    message: WholeMessage = field(default_factory=WholeMessage)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[object] = field(default_factory=list)
     has_logprobs: bool = False
     finish_reason: str | None = None
 
-    def add(self, delta: Delta, logprobs: dict[str, object] | None) -> None:
-        self.text.append(delta.text)
+    def add(self, message: MessageDelta, delta: Delta, logprobs: dict[str, object] | None) -> None:
+        self.message.add(message)
         self.token_ids += delta.token_ids
-        self.finish_reason = delta.finish_reason
+        self.finish_reason = message.finish_reason
         content = logprobs["content"] if logprobs else None
         if isinstance(content, list):
             self.has_logprobs = True
             self.logprobs += content
 
     def to_json(self, index: int, with_ids: bool) -> dict[str, object]:
-        content = "".join(self.text)
         logprobs = {"content": self.logprobs, "refusal": None} if self.has_logprobs else None
         return {
             "index": index,
-            "message": {"role": "assistant", "content": content, "refusal": None},
+            "message": self.message.to_json(),
             "logprobs": logprobs,
             "finish_reason": self.finish_reason,
             **({"token_ids": self.token_ids} if with_ids else {}),

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from core.errors import BadRequestError
+from router.http.strict import Strict
+from router.http.structure_fields import StructureFields
+from router.http.tool_fields import ToolCall, ToolChoice, ToolFields, tooling_of
 from router.request_spec import (
     MAX_MESSAGES,
     ChatPrompt,
@@ -20,6 +23,7 @@ from router.request_spec import (
     chat_message,
     exclusive_endings,
 )
+from router.tools.tooling import Tooling
 
 MAX_PROMPTS = 128
 """Prompts of one completion request."""
@@ -34,17 +38,13 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "metadata": (None, {}),
     "mm_processor_kwargs": (None, {}),
     "modalities": (None, ["text"]),
-    "parallel_tool_calls": (None, True, False),
     "prediction": (None,),
     "prompt_embeds": (None,),
     "reasoning_effort": (None,),
-    "response_format": (None, {"type": "text"}),
     "service_tier": (None, "auto", "default"),
     "spaces_between_special_tokens": (None, True, False),
     "store": (None, False),
     "suffix": (None, ""),
-    "tool_choice": (None, "none", "auto"),
-    "tools": (None, []),
     "verbosity": (None,),
     "vllm_xargs": (None, {}),
     "web_search_options": (None,),
@@ -55,17 +55,13 @@ Tokens are spelt as they are, so that `spaces_between_special_tokens` has nothin
 """
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_obfuscation: Literal[False] | None = None
 
 
-class _Body(_Strict):
+class _Body(StructureFields):
     """What both APIs share. None, given or not, means the default."""
 
     model: str
@@ -166,25 +162,47 @@ class _Body(_Strict):
             "priority": self.priority,
             "cache_salt": self.cache_salt,
             "tenant": self.safety_identifier if self.user is None else self.user,
+            "output_format": self.output_format(),
         }
         return {"model": self.model} | {k: v for k, v in given.items() if v is not None}
 
 
-class TextPart(_Strict):
+class TextPart(Strict):
     type: Literal["text"]
     text: str
 
 
-class ChatMessage(_Strict):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
-    name: str | None = None
+class ChatMessage(Strict):
+    """What an answer brought may be sent back as it is: its nulls say nothing."""
 
-    def to_template(self) -> dict[str, object]:
-        """As templates know it; parts become lines of one text."""
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None
+    audio: None = None
+    function_call: None = None
+
+    def to_template(self, index: int) -> dict[str, object]:
+        """As templates know it; parts become lines of one text. `index` is its place."""
         content = self.content
-        text = content if isinstance(content, str) else "\n".join(part.text for part in content)
-        return chat_message(self.role, text, self.name)
+        if content is None and not self.tool_calls and not self.refusal:
+            param = f"messages.{index}.content"
+            raise BadRequestError(
+                f"'{param}' is required", param=param, code="missing_required_parameter"
+            )
+        parts = [content] if isinstance(content, str) else [part.text for part in content or ()]
+        return chat_message(
+            self.role,
+            "\n".join(parts) or self.refusal or "",
+            self.name,
+            tool_calls=[call.to_template() for call in self.tool_calls or ()],
+            tool_call_id=self.tool_call_id,
+            thoughts=self.reasoning_content,
+        )
 
 
 def chat_prompt(
@@ -194,12 +212,14 @@ def chat_prompt(
     continue_final_message: bool | None,
     template: str | None,
     template_kwargs: Mapping[str, object] | None,
+    tooling: Tooling | None,
 ) -> ChatPrompt:
     """None: the default of each. Raises BadRequestError."""
     if continue_final_message and add_generation_prompt:
         raise exclusive_endings()
     return ChatPrompt(
-        messages=tuple(message.to_template() for message in messages),
+        messages=tuple(message.to_template(i) for i, message in enumerate(messages)),
+        tools=() if tooling is None else tooling.for_template(),
         add_generation_prompt=add_generation_prompt is not False,
         continue_final_message=bool(continue_final_message),
         template=template,
@@ -218,26 +238,32 @@ class ChatBody(_Body):
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[ToolFields] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
     def specs(self) -> list[RequestSpec]:
         """The request, as a list of one. Raises BadRequestError."""
+        tooling = tooling_of(self.tools, self.tool_choice, self.parallel_tool_calls)
         spec = RequestSpec(
-            prompt=self._prompt(),
+            prompt=self._prompt(tooling),
             prompt_param="messages",
             max_tokens=self._max_tokens(),
             logprobs=self._logprobs(),
             logprobs_param="top_logprobs",
+            tooling=tooling,
             **self._common(),
         )
         return [spec]
 
-    def _prompt(self) -> ChatPrompt:
+    def _prompt(self, tooling: Tooling | None) -> ChatPrompt:
         return chat_prompt(
             self.messages,
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
             template=self.chat_template,
             template_kwargs=self.chat_template_kwargs,
+            tooling=tooling,
         )
 
     def _max_tokens(self) -> int | None:

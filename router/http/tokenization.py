@@ -6,23 +6,20 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict
 
 from core.errors import BadRequestError
 from router.door import Door
 from router.http.body import read_body
 from router.http.schema import ChatMessage, chat_prompt
+from router.http.strict import Strict
+from router.http.tool_fields import ToolFields, tooling_of
 from router.request_spec import ChatPrompt
 from router.tokenization import TokenizeSpec, detokenize, tokenize
 
 _OF_CHATS = ("chat_template", "chat_template_kwargs", "tools")
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-
-class TokenizeBody(_Strict):
+class TokenizeBody(Strict):
     """POST /tokenize: a `prompt`, or `messages` for the model's chat template."""
 
     model: str | None = None
@@ -33,7 +30,7 @@ class TokenizeBody(_Strict):
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: list[ToolFields] | None = None
     return_token_strs: bool | None = None
 
     def spec(self) -> TokenizeSpec:
@@ -62,6 +59,7 @@ class TokenizeBody(_Strict):
             continue_final_message=self.continue_final_message,
             template=self.chat_template,
             template_kwargs=self.chat_template_kwargs,
+            tooling=tooling_of(self.tools, None, None),
         )
 
     def _check_chat_only(self) -> None:
@@ -70,7 +68,7 @@ class TokenizeBody(_Strict):
                 raise BadRequestError(f"{name} needs messages", param=name)
 
 
-class DetokenizeBody(_Strict):
+class DetokenizeBody(Strict):
     """POST /detokenize."""
 
     model: str | None = None

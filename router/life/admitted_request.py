@@ -21,3 +21,5 @@ class AdmittedRequest:
     priority: int
     cache_salt: str
     tenant: str
+    grammar: str = ""
+    """What every choice follows, as `text.structure` writes it."""

@@ -9,6 +9,7 @@ from core.request import TokenLogprobs
 from protos import inference_pb2 as pb
 from router.generation import Generation
 from router.life.choice import Delta
+from router.message.reader import MessageDelta
 from router.request_spec import (
     BeamSpec,
     ChatPrompt,
@@ -17,7 +18,14 @@ from router.request_spec import (
     chat_message,
     exclusive_endings,
 )
+from router.rpc.convert_structure import (
+    call_to_template,
+    calls_to_wire,
+    output_format_of,
+    tooling_of,
+)
 from router.tokenization import TokenizeSpec
+from router.tools.tooling import Tooling
 
 
 def spec_of(request: pb.CompleteRequest, *, timeout_s: float | None) -> RequestSpec:
@@ -46,9 +54,10 @@ def spec_of(request: pb.CompleteRequest, *, timeout_s: float | None) -> RequestS
         for name in ("skip_special_tokens", "truncate_prompt_tokens", "add_special_tokens")
         if request.HasField(name)
     }
+    tooling = tooling_of(request)
     return RequestSpec(
         model=request.model,
-        prompt=_prompt_of(request),
+        prompt=_prompt_of(request, tooling),
         prompt_param="messages" if request.HasField("chat") else "prompt",
         n=request.n if request.HasField("n") else 1,
         max_tokens=request.max_tokens if request.HasField("max_tokens") else None,
@@ -64,6 +73,8 @@ def spec_of(request: pb.CompleteRequest, *, timeout_s: float | None) -> RequestS
         priority=request.priority,
         cache_salt=request.cache_salt,
         tenant=request.user,
+        output_format=output_format_of(request),
+        tooling=tooling,
         timeout_s=timeout_s,
         **fields,
     )
@@ -80,17 +91,19 @@ def tokenize_spec_of(request: pb.TokenizeRequest) -> TokenizeSpec:
 def _text_of(request: pb.TokenizeRequest) -> ChatPrompt | str:
     match request.WhichOneof("input"):
         case "chat":
-            return _chat_prompt(request.chat)
+            return _chat_prompt(request.chat, None)
         case "prompt":
             return request.prompt
         case _:
             raise BadRequestError("chat or prompt is required", param="prompt")
 
 
-def _prompt_of(request: pb.CompleteRequest) -> ChatPrompt | str | tuple[int, ...]:
+def _prompt_of(
+    request: pb.CompleteRequest, tooling: Tooling | None
+) -> ChatPrompt | str | tuple[int, ...]:
     match request.WhichOneof("input"):
         case "chat":
-            return _chat_prompt(request.chat)
+            return _chat_prompt(request.chat, tooling)
         case "prompt":
             return request.prompt
         case "token_ids":
@@ -104,12 +117,13 @@ def _beams_of(sampling: pb.Sampling) -> BeamSpec | None:
     return beam_spec(sampling.use_beam_search, length_penalty, sampling.early_stopping)
 
 
-def _chat_prompt(chat: pb.Chat) -> ChatPrompt:
+def _chat_prompt(chat: pb.Chat, tooling: Tooling | None) -> ChatPrompt:
     adds_prompt = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else None
     if adds_prompt and chat.continue_final_message:
         raise exclusive_endings()
     return ChatPrompt(
         messages=tuple(_message_of(m) for m in chat.messages),
+        tools=() if tooling is None else tooling.for_template(),
         add_generation_prompt=adds_prompt is not False,
         continue_final_message=chat.continue_final_message,
         template=chat.chat_template or None,
@@ -129,7 +143,14 @@ def _json_object(name: str, text: str) -> dict[str, object]:
 
 
 def _message_of(message: pb.ChatMessage) -> dict[str, object]:
-    return chat_message(message.role, message.content, message.name or None)
+    return chat_message(
+        message.role,
+        message.content,
+        message.name or None,
+        tool_calls=[call_to_template(call) for call in message.tool_calls],
+        tool_call_id=message.tool_call_id or None,
+        thoughts=message.reasoning or None,
+    )
 
 
 def prompt_to_wire(request: pb.CompleteRequest, generation: Generation) -> pb.CompleteEvent | None:
@@ -142,15 +163,21 @@ def prompt_to_wire(request: pb.CompleteRequest, generation: Generation) -> pb.Co
     return pb.CompleteEvent(prompt=pb.Prompt(token_ids=token_ids, logprobs=known))
 
 
-def delta_to_wire(delta: Delta, before: str = "") -> pb.CompleteEvent:
-    """`before` is text that comes before the delta's own."""
+def delta_to_wire(
+    delta: Delta, message: MessageDelta | None = None, before: str = ""
+) -> pb.CompleteEvent:
+    """`message` is the delta as a message's, where there may be thoughts or calls; `before` is text
+    that comes before the delta's own."""
+    told = message or MessageDelta(delta.text, finish_reason=delta.finish_reason)
     return pb.CompleteEvent(
         delta=pb.Delta(
             choice=delta.choice,
-            text=before + delta.text,
+            text=before + told.content,
             token_ids=delta.token_ids,
             logprobs=[_logprobs_to_wire(p) for p in delta.logprobs],
-            finish_reason=delta.finish_reason or "",
+            finish_reason=told.finish_reason or "",
+            reasoning=told.thoughts,
+            tool_calls=calls_to_wire(told.calls),
         )
     )
 

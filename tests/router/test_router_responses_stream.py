@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.http.chat_deltas import CallDelta, ChatDelta
+from router.http.chat_deltas import ChatDelta
 from router.http.responses_input import (
     Conversation,
     FunctionCallItem,
@@ -16,6 +16,7 @@ from router.http.responses_input import (
     ReasoningItem,
 )
 from router.http.responses_items import OutputItems
+from router.message.reader import CallDelta
 
 Json = dict[str, Any]
 

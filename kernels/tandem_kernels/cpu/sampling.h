@@ -14,6 +14,7 @@ struct SamplingRow {
   const std::int32_t* seen_ids;  // tokens of prompt and output, each once; only with penalties
   const std::int32_t* seen_counts;  // how often each is in the output
   std::int64_t num_seen;
+  const std::uint32_t* allowed;  // bit i of word i / 32: token i may be drawn; null: all may
   std::uint32_t choice;
   std::uint32_t position;
 

@@ -21,7 +21,7 @@ from core.request import SamplingParams
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
 
-_ROW = struct.Struct("qQQqII")
+_ROW = struct.Struct("qQQqQII")
 _BEFORE = struct.Struct("QQQqQq")
 _FORBIDDEN = struct.Struct("Qq")
 _AFTER = struct.Struct("QqdddfffIii")
@@ -77,10 +77,13 @@ def _ids(values: Sequence[int]) -> Int32:
     return np.array(values, dtype=np.int32)
 
 
-def pack_row(logits_row: int, choice: int, position: int, seen: tuple[int, int, int]) -> bytes:
+def pack_row(
+    logits_row: int, choice: int, position: int, seen: tuple[int, int, int], mask: int = 0
+) -> bytes:
     """`seen` are the addresses of the distinct ids of prompt and output, int32, and of their counts
-    in the output, int32, and how many they are: (0, 0, 0) without penalties."""
-    return _ROW.pack(logits_row, *seen, choice & 0xFFFFFFFF, position)
+    in the output, int32, and how many they are: (0, 0, 0) without penalties. `mask` is the address
+    of one bit for each token, set where it may be drawn; 0 if all may."""
+    return _ROW.pack(logits_row, *seen, mask, choice & 0xFFFFFFFF, position)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
