@@ -29,7 +29,8 @@ async def chat_deltas(
     generation: Generation, tokenizer: Tokenizer
 ) -> AsyncGenerator[ChatDelta, None]:
     """Of a request with one choice. Raises TandemError; close it always."""
-    names, reader, has_begun = TokenNames(tokenizer), None, False
+    names = TokenNames(tokenizer, as_ids=False)
+    reader, has_begun = None, False
     async with aclosing(generation.deltas()) as deltas:
         async for delta in deltas:
             if not has_begun:
