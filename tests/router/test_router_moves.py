@@ -224,7 +224,7 @@ def test_a_client_that_leaves_before_the_kv_is_pulled_leaves_nothing(texts: Text
         go_on(h)
         await victim.until(lambda w: len(w.ended) == 1)
         asking.cancel()
-        await victim.until(lambda w: bool(w.cancels))
-        assert f"{victim.moves[0]}+0" in {transfer_id for transfer_id, _ in victim.cancels}
+        offered = f"{victim.moves[0]}+0"
+        await victim.until(lambda w: offered in {transfer_id for transfer_id, _ in w.cancels})
 
     in_house(texts, test, decode=2)
