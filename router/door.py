@@ -12,6 +12,7 @@ from core.clock import Clock
 from core.errors import TandemError
 from router.admission import Admission
 from router.fleet.fleet import Fleet
+from router.guard.guard import Guard
 from router.life.request_life import LifeSettings, RequestLife
 from router.limits import check_model
 from router.metrics import RouterMetrics
@@ -42,8 +43,10 @@ class Door:
         metrics: RouterMetrics,
         settings: DoorSettings,
         clock: Clock,
+        guard: Guard | None = None,
     ) -> None:
         self.fleet = fleet
+        self.guard = guard
         self.texts = texts
         self.admission = admission
         self.metrics = metrics

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from core.errors import DeadlineError, TandemError
 from core.request import SamplingParams
 from router.door import Door
+from router.guard.guarded_request import GuardedRequest
 from router.identifiers import new_request_id, new_seed
 from router.life.admitted_request import AdmittedRequest
 from router.life.choice import Delta
@@ -54,6 +55,7 @@ class Generation:
         self.prompt_token_ids: tuple[int, ...] = ()
         self._door = door
         self._timeline = RequestTimeline(received)
+        self._guarded: GuardedRequest | None = None
         self._life: RequestLife | None = None
         self._last_token: dict[int, float] = {}
 
@@ -107,7 +109,9 @@ class Generation:
             door.clock,
         )
         door.begin(self._life)
-        async with aclosing(self._life.deltas()) as deltas:
+        guarded = self._guarded
+        passed = self._life.deltas() if guarded is None else guarded.deltas(self._life)
+        async with aclosing(passed) as deltas:
             async for delta in deltas:
                 self._note(delta)
                 yield delta
@@ -120,14 +124,18 @@ class Generation:
             timeout_s = min(timeout_s, spec.timeout_s)
         deadline = self._timeline.received + timeout_s
         self._timeline.tokenize_began = clock.now()
+        prompt, guard = spec.prompt, self._door.guard
         try:
             async with asyncio.timeout(max(0.0, deadline - clock.now())):
-                self.prompt_token_ids = await self._door.texts.encode(spec.prompt)
+                if guard is not None:
+                    self._guarded = await guard.admit(spec, self.request_id)
+                    prompt = self._guarded.prompt
+                self.prompt_token_ids = await self._door.texts.encode(prompt)
         except TimeoutError:
             raise DeadlineError("the request's deadline passed while it was tokenised") from None
         self._timeline.tokenized = clock.now()
         if self._door.settings.log_prompts:
-            log.info("request %s asks: %s", self.request_id, spec.prompt)
+            log.info("request %s asks: %s", self.request_id, prompt)
         self.seed = new_seed() if spec.seed is None else spec.seed % 2**64
         return AdmittedRequest(
             request_id=self.request_id,

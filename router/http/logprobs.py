@@ -32,6 +32,8 @@ class CompletionLogprobs:
 
     def of(self, delta: Delta) -> dict[str, object] | None:
         """For the tokens of one delta, in order; None if none were asked for."""
+        if delta.unspelled:
+            self._offset += len(delta.text)
         if not delta.logprobs:
             return None
         names = [token_name(self._tokenizer, t) for t in delta.token_ids]

@@ -47,6 +47,8 @@ class Delta:
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One for each of `token_ids` if the client asked for them, else empty."""
     finish_reason: FinishReason | None = None
+    unspelled: bool = False
+    """The text stands in place of tokens that the client doesn't get."""
 
 
 class Choice:

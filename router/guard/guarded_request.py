@@ -1,0 +1,89 @@
+"""One request that the guard has let in, and watches until its answer has ended."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from router.guard.metrics import GuardMetrics
+from router.guard.output_filter import OutputFilter
+from router.guard.policy import Stage
+from router.guard.service_window import ServiceWindow
+from router.life.choice import Delta
+from router.life.request_life import RequestLife
+from router.request_spec import ChatPrompt
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceCheck:
+    """What a choice's answer passes through: either may be absent."""
+
+    terms: OutputFilter | None
+    service: ServiceWindow | None
+
+    @property
+    def blocked(self) -> bool:
+        by_terms = self.terms is not None and self.terms.blocked
+        return by_terms or (self.service is not None and self.service.blocked)
+
+    async def push(self, delta: Delta) -> list[Delta]:
+        deltas = [delta] if self.terms is None else self.terms.push(delta)
+        if self.service is None:
+            return deltas
+        passed: list[Delta] = []
+        for each in deltas:
+            if not self.service.blocked:
+                passed += await self.service.push(each)
+        return passed
+
+
+class GuardedRequest:
+    """`prompt` is what is to be tokenised instead of the client's own."""
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: ChatPrompt | str | tuple[int, ...],
+        checks: list[ChoiceCheck],
+        metrics: GuardMetrics,
+    ) -> None:
+        """One check for each choice; none where answers are not looked at."""
+        self.prompt = prompt
+        self._request_id = request_id
+        self._checks = checks
+        self._metrics = metrics
+
+    def deltas(self, life: RequestLife) -> AsyncGenerator[Delta, None]:
+        """What goes on to the client of the life's deltas; close it always."""
+        return self._checked(life) if self._checks else life.deltas()
+
+    async def _checked(self, life: RequestLife) -> AsyncGenerator[Delta, None]:
+        try:
+            async with aclosing(life.deltas()) as deltas:
+                async for delta in deltas:
+                    check = self._checks[delta.choice]
+                    if check.blocked:
+                        continue
+                    passed = await check.push(delta)
+                    if check.blocked:
+                        life.end_choice(delta.choice)
+                    for each in passed:
+                        yield each
+        finally:
+            self._count()
+
+    def _count(self) -> None:
+        for choice, check in enumerate(self._checks):
+            for rule in check.terms.rules if check.terms is not None else ():
+                self._metrics.found(Stage.OUTPUT, rule)
+                log.info(
+                    "request %s, choice %d: %s by rule %s of the answer",
+                    self._request_id,
+                    choice,
+                    rule.action,
+                    rule.name,
+                )

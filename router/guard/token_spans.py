@@ -1,0 +1,60 @@
+"""Where in a choice's text each of its tokens lies, so that they can be withheld with it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from core.request import TokenLogprobs
+from router.life.choice import Delta
+from text.detokenizer import Detokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class SpelledToken:
+    """Characters `start` to `end` of the text are, at least in part, this token's."""
+
+    start: int
+    end: int
+    token_id: int
+    logprobs: TokenLogprobs | None
+
+
+class WithheldTokens:
+    """Tokens of one choice that have come and not gone on yet, in order."""
+
+    def __init__(self, detokenizer: Detokenizer) -> None:
+        """The detokenizer spells as the choice's own one does, and is used for nothing else."""
+        self._detokenizer = detokenizer
+        self._queue: deque[SpelledToken] = deque()
+        self._spelled = 0
+
+    def add(self, delta: Delta) -> None:
+        logprobs: Sequence[TokenLogprobs | None] = delta.logprobs or (None,) * len(delta.token_ids)
+        for token_id, its_logprobs in zip(delta.token_ids, logprobs, strict=True):
+            start = self._spelled
+            self._spelled += len(self._detokenizer.push([token_id]))
+            # A token that begins a character is withheld as if the whole character were its.
+            end = self._spelled + self._detokenizer.in_character
+            self._queue.append(SpelledToken(start, end, token_id, its_logprobs))
+
+    def split(self, place: int) -> int:
+        """The last place up to `place` at which no withheld token is cut in two."""
+        for token in self._queue:
+            if token.end > place:
+                return min(place, token.start)
+        return place
+
+    def take(self, end: int | None) -> list[SpelledToken]:
+        """Tokens that lie before `end`, or all."""
+        taken = []
+        while self._queue and (end is None or self._queue[0].end <= end):
+            taken.append(self._queue.popleft())
+        return taken
+
+    def drop(self, end: int) -> int:
+        """Forgets tokens that begin before `end`; where the next one's text begins."""
+        while self._queue and self._queue[0].start < end:
+            end = max(end, self._queue.popleft().end)
+        return end
