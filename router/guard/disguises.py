@@ -11,12 +11,14 @@ import binascii
 import codecs
 import html
 import re
+import string
 from collections.abc import Callable, Iterator, Mapping
 from urllib.parse import unquote
 
 _MIN_ENCODED = 24
 """Characters of base64 or hex below which there is no room for an instruction."""
 _ENCODED = re.compile(rf"[A-Za-z0-9+/_-]{{{_MIN_ENCODED},}}")
+_LONG_RUN = b"x" * _MIN_ENCODED
 _HEX = re.compile(rf"(?:[0-9A-Fa-f]{{2}}[ :]?){{{_MIN_ENCODED // 2},}}")
 _BETWEEN = re.compile(r"[\W_]+")
 _ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})|\\x([0-9a-fA-F]{2})")
@@ -28,6 +30,15 @@ _ESCAPES: tuple[tuple[str, Callable[[str], str]], ...] = (
 _HEX_HEAD = 500
 """Characters in which hex with blanks is looked for: it would cost too much everywhere."""
 _LEET = bytes.maketrans(b"013457@$!", b"oieastasi")
+
+
+def _marking(characters: str) -> bytes:
+    """A table by which these become x, and others blanks: finds runs far faster than a regex."""
+    return bytes(ord("x" if chr(code) in characters else " ") for code in range(256))
+
+
+_BASE64 = _marking(string.ascii_letters + string.digits + "+/")
+_HEX_DIGITS = _marking(string.hexdigits)
 
 MIRROR_WORDS = ("ignore", "disregard", "forget", "override", "instructions", "prompt", "previous")
 """Words of which one is in nearly every attack: in a mirror, they are a sign of one."""
@@ -68,11 +79,11 @@ def deleeted(text: str) -> str | None:
 
 def decoded(text: str) -> Iterator[str]:
     """What parts of an original text hold encoded."""
-    long_words = [word for word in text.split() if len(word) >= _MIN_ENCODED]
-    for word in long_words:
-        for match in _ENCODED.finditer(word):
+    data = text.encode("ascii", "replace")
+    if _LONG_RUN in data.translate(_BASE64):
+        for match in _ENCODED.finditer(text):
             yield from _from_base64(match[0])
-    if any(map(_HEX.search, long_words)) or _HEX.search(text[:_HEX_HEAD]):
+    if _LONG_RUN in data.translate(_HEX_DIGITS) or _HEX.search(text[:_HEX_HEAD]):
         yield from _from_hex(text)
     for sign, decode in _ESCAPES:
         if sign in text and (plain := decode(text)) != text:

@@ -48,6 +48,12 @@ _NEAR_FREE = (
     "unrestricted|unfiltered|uncensored|unbound|jailbroken|unaligned|unchained|rule free|rule-free"
     "|evil|amoral|unethical|lawless|limitless|unlimited"
 )
+_BEFORE_THIS = (
+    "(?:above|before(?:hand)?|preced(?:es|ing)|prior to|previously|up to)(?! (?:an?|each|every|your"
+    "|noon|the(?! (?:conversation|chat|dialog(?:ue)?|user|first message|current|start|beginning"
+    "|line|present)))\\b)"
+)
+"""Before what is being said: not above a match, nor before the first comma."""
 _BE = (
     "(?:you are(?: now)?|you're(?: now)?|you will(?: now)? be|act(?:ing)? (?:as|like)|become"
     "|be|pretend (?:to be|you are|you're|that you are)|roleplay as|role play as|imagine"
@@ -94,9 +100,13 @@ def _override() -> tuple[AnchoredPattern, ...]:
             *(_NEAR_DROP, _NEAR_ORDERS),
         ),
         phrase(
-            f"{_DROP} (?:all(?: of)?|everything|anything|whatever|what|the things|the text|that|the"
-            f"|all that) {words(0, 4)}(?:above|before(?:hand)?|you were|you have been|you've been"
-            "|been told|was said|you learned|previously)",
+            f"{_DROP} {words(0, 2)}{_ORDERS} {words(0, 3)}(?:earlier|so far|{_BEFORE_THIS})",
+            *(_NEAR_DROP, _NEAR_ORDERS, "earlier|so far|above|before|preced|prior to|previously"),
+        ),
+        phrase(
+            f"{_DROP} (?:all(?: of| that)?|everything|anything|whatever|what|the things|the text"
+            f"|that|the) {words(0, 4)}(?:{_BEFORE_THIS}|you were|you have been|you've been"
+            "|been told|was said|you learned)",
             *(_NEAR_DROP, "above|before|you were|you have|you've|told|said|learned|previously"),
         ),
         phrase(
@@ -108,9 +118,11 @@ def _override() -> tuple[AnchoredPattern, ...]:
             "|lifted|suspended|replaced",
         ),
         phrase(
-            "(?:your|here are (?:your|the)|these are your|follow (?:these|my|the)|you have) new "
-            f"{words(0, 1)}(?:{_ORDERS}|task is|role is|objective is|goal is|purpose is)",
-            *("new", f"{_NEAR_ORDERS}|task|role|objective|goal|purpose", "you|follow|here are"),
+            f"(?:your|follow (?:these|my|the)|you have) new {words(0, 1)}(?:instructions|directives"
+            "|orders|prompt|programming|task is|role is|objective is|goal is|purpose is)",
+            "new",
+            "instructions|directives|orders|prompt|programming|task|role|objective|goal|purpose",
+            "you|follow",
         ),
         phrase(
             f"instead of (?:following |obeying )?(?:your|the) {words(0, 2)}(?:system|original"
@@ -121,6 +133,7 @@ def _override() -> tuple[AnchoredPattern, ...]:
 
 
 def _role_play() -> tuple[AnchoredPattern, ...]:
+    bad_modes = "(?:jailbreak|god|dan|sudo|unrestricted|evil|uncensored)"
     modes = "developer|jailbreak|god|dan|debug|admin|sudo|unrestricted|root|evil|uncensored"
     return (
         phrase("do anything now", "anything"),
@@ -129,13 +142,13 @@ def _role_play() -> tuple[AnchoredPattern, ...]:
             f" dan |dan,|dan.|dan'|\"dan|(dan|{_NEAR_FREE}",
         ),
         phrase(
-            f"(?:{modes}|maintenance|opposite) mode (?:is )?(?:now )?(?:enabled|activated?|on"
-            "|output|engaged|unlocked|active)",
+            f"(?:{modes}|maintenance|opposite) mode (?:is )?(?:now )?(?:enabled|activated?|engaged"
+            "|unlocked|active|(?:on|output)(?:[.!:;]|$))",
             *("mode", f"{modes}|maintenance|opposite"),
         ),
         phrase(
-            f"(?:enable|activate|enter|turn on|switch (?:in)?to|engage|unlock) {words(0, 2)}"
-            f"(?:{modes}) mode",
+            "(?:enable|activate|enter|turn on|switch (?:in)?to|engage|unlock) "
+            f"(?:{words(0, 1)}your (?:{modes})|{words(0, 2)}{bad_modes}) mode",
             *("mode", modes),
         ),
         phrase(
@@ -183,17 +196,17 @@ def _extraction() -> tuple[AnchoredPattern, ...]:
             "(?:repeat|print|output|echo|copy|write|show|recite|display|return|give|type|paste"
             f"|reproduce|tell) {words(0, 3)}(?:everything|all|the text|the words|the lines"
             "|the content|the conversation|what is|what was|whatever|every word|each line)"
-            f" {words(0, 4)}(?:above|before|preced(?:es|ing)|prior to|up to (?:this|here))",
-            "above|before|preced|prior to|up to",
+            f" {words(0, 4)}{_BEFORE_THIS}",
+            "above|before|preced|prior to|previously|up to",
             "everything|all|the text|words|lines|content|conversation|what|every|each line",
             "repeat|print|output|echo|copy|write|show|recite|display|return|give|type|paste"
             "|reproduce|tell",
         ),
         phrase(
-            f"what (?:were|are|have|had|did) (?:you|they|your|the) {words(0, 3)}(?:told|instructed"
+            f"what (?:were|are|have|had|did) (?:you|they|your) {words(0, 3)}(?:told|instructed"
             f"|programmed|instructions?|tell) {words(0, 4)}(?:before|at the (?:start|beginning|top)"
             "|not to|first|say|do|by|initially)",
-            *("told|instruct|programmed|tell", "what", "you|they|the "),
+            *("told|instruct|programmed|tell", "what", "you|they"),
         ),
         phrase(
             "(?:starting|beginning|begins?|starts?) (?:with|from) (?:the words |the phrase )?"

@@ -5,8 +5,9 @@
     block      the choice ends before the term
     finish     what was withheld goes on: it did not become a term
 
-Ordinary text is withheld only while its end may be the beginning of a term. The text that goes on
-depends on the text alone, not on how it was cut.
+Ordinary text is withheld only while its end may be the beginning of a term (and less than a token
+of it, while that token's last character isn't complete). What goes on depends on the text alone,
+not on how it was cut.
 """
 
 from __future__ import annotations
@@ -93,9 +94,7 @@ class OutputFilter:
         passed.append(replace(self._delta(delta, rest, [], None), unspelled=True))
 
     def _pass_on(self, delta: Delta, last: bool, passed: list[Delta]) -> None:
-        edge = self._gone + len(self._text)
-        if not last and self._stream.open < edge:
-            edge = self._tokens.split(self._stream.open)
+        edge = self._gone + len(self._text) if last else self._tokens.split(self._stream.open)
         self._send(delta, max(edge, self._gone), passed, last=last)
 
     def _send(self, delta: Delta, end: int, passed: list[Delta], *, last: bool = False) -> None:

@@ -157,6 +157,7 @@ def test_answers_are_redacted_like_prompts(
 @SLOW
 @given(BROKEN_TEXT, CUTS)
 @example("x bomb y", [])
+@example("bomb 密文", [])
 def test_tokens_spell_the_text_that_is_sent(texts: Texts, text: str, cuts: list[int]) -> None:
     """All but what is said to be unspelled: replacements, and rests of tokens cut by a term."""
     passed = filtered(texts, deltas_of(texts, text, (), cuts), rules(Action.REDACT))
@@ -191,7 +192,9 @@ def test_only_what_may_become_a_term_is_withheld(texts: Texts, text: str) -> Non
         withheld += delta.text
         withheld = withheld[sum(len(d.text) for d in one.push(delta)) :]
         ends = (normalized(withheld[k:]) for k in range(longest_token))
-        assert one.blocked or not withheld or any(end in beginnings for end in ends)
+        # A token that ends in the middle of a character may have begun with a blank.
+        incomplete = len(withheld) <= 1
+        assert one.blocked or incomplete or any(end in beginnings for end in ends)
 
 
 def test_what_is_allowed_is_no_finding(texts: Texts) -> None:
