@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -81,8 +81,8 @@ class Guard:
                 # Other token ids would not be what the client rendered.
                 raise _refused(spec)
             prompt = with_texts(prompt, passed)
-        checks = self._checks(policy, spec, request_id)
-        return GuardedRequest(request_id, prompt, checks, self._metrics)
+        new_check = self._new_check(policy, spec, request_id)
+        return GuardedRequest(request_id, prompt, new_check, self._metrics)
 
     async def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -135,28 +135,25 @@ class Guard:
             raise _refused(spec)
         return _redacted_each(texts, opinion.redactions)
 
-    def _checks(
+    def _new_check(
         self, policy: CompiledPolicy, spec: RequestSpec, request_id: str
-    ) -> list[ChoiceCheck]:
+    ) -> Callable[[], ChoiceCheck] | None:
+        terms = policy.answers
         service = self._service if Stage.OUTPUT in self._settings.service_stages else None
-        if not policy.answers and service is None:
-            return []
-        return [
-            ChoiceCheck(
-                terms=OutputFilter(policy.answers, Detokenizer(self._tokenizer))
-                if policy.answers
-                else None,
-                service=ServiceWindow(
-                    service,
-                    size=self._settings.service_window,
-                    tenant=spec.tenant,
-                    request_id=request_id,
-                )
+        if not terms and service is None:
+            return None
+
+        def new_check() -> ChoiceCheck:
+            detokenizer = Detokenizer(self._tokenizer)
+            size, tenant = self._settings.service_window, spec.tenant
+            return ChoiceCheck(
+                OutputFilter(terms, detokenizer) if terms else None,
+                ServiceWindow(service, size=size, tenant=tenant, request_id=request_id)
                 if service is not None
                 else None,
             )
-            for _ in range(spec.n)
-        ]
+
+        return new_check
 
 
 def _refused(spec: RequestSpec) -> ContentPolicyError:

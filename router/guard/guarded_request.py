@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -48,24 +48,28 @@ class GuardedRequest:
         self,
         request_id: str,
         prompt: ChatPrompt | str | tuple[int, ...],
-        checks: list[ChoiceCheck],
+        new_check: Callable[[], ChoiceCheck] | None,
         metrics: GuardMetrics,
     ) -> None:
-        """One check for each choice; none where answers are not looked at."""
+        """`new_check` is called for each choice; None: answers are not looked at."""
         self.prompt = prompt
         self._request_id = request_id
-        self._checks = checks
+        self._new_check = new_check
         self._metrics = metrics
 
     def deltas(self, life: RequestLife) -> AsyncGenerator[Delta, None]:
         """What goes on to the client of the life's deltas; close it always."""
-        return self._checked(life) if self._checks else life.deltas()
+        if self._new_check is None:
+            return life.deltas()
+        return self._checked(life, [self._new_check() for _ in life.choices])
 
-    async def _checked(self, life: RequestLife) -> AsyncGenerator[Delta, None]:
+    async def _checked(
+        self, life: RequestLife, checks: Sequence[ChoiceCheck]
+    ) -> AsyncGenerator[Delta, None]:
         try:
             async with aclosing(life.deltas()) as deltas:
                 async for delta in deltas:
-                    check = self._checks[delta.choice]
+                    check = checks[delta.choice]
                     if check.blocked:
                         continue
                     passed = await check.push(delta)
@@ -74,10 +78,10 @@ class GuardedRequest:
                     for each in passed:
                         yield each
         finally:
-            self._count()
+            self._count(checks)
 
-    def _count(self) -> None:
-        for choice, check in enumerate(self._checks):
+    def _count(self, checks: Sequence[ChoiceCheck]) -> None:
+        for choice, check in enumerate(checks):
             for rule in check.terms.rules if check.terms is not None else ():
                 self._metrics.found(Stage.OUTPUT, rule)
                 log.info(

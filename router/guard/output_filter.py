@@ -46,11 +46,14 @@ class OutputFilter:
         if self.blocked:
             return []
         last = delta.finish_reason is not None
+        nothing_withheld = not self._text and not self._tokens
         self._text += delta.text
         self._tokens.add(delta)
         self._note(self._stream.push(delta.text))
         if last:
             self._note(self._stream.finish())
+        if nothing_withheld and self._all_certain():
+            return [delta]
         passed: list[Delta] = []
         for finding in self._certain():
             self._apply(finding, delta, passed)
@@ -58,6 +61,16 @@ class OutputFilter:
                 return passed
         self._pass_on(delta, last, passed)
         return passed
+
+    def _all_certain(self) -> bool:
+        """Whether nothing was found, and nothing may be: then all there is has gone on."""
+        received = self._gone + len(self._text)
+        complete = self._stream.open == received and self._tokens.lie_before(received)
+        if self._found or not complete or self._unspelled_until > self._gone:
+            return False
+        self._cut(received)
+        self._tokens.take(None)
+        return True
 
     def _note(self, findings: list[Finding]) -> None:
         for finding in findings:

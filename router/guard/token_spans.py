@@ -30,6 +30,9 @@ class WithheldTokens:
         self._queue: deque[SpelledToken] = deque()
         self._spelled = 0
 
+    def __bool__(self) -> bool:
+        return bool(self._queue)
+
     def add(self, delta: Delta) -> None:
         logprobs: Sequence[TokenLogprobs | None] = delta.logprobs or (None,) * len(delta.token_ids)
         for token_id, its_logprobs in zip(delta.token_ids, logprobs, strict=True):
@@ -38,6 +41,9 @@ class WithheldTokens:
             # A token that begins a character is withheld as if the whole character were its.
             end = self._spelled + self._detokenizer.in_character
             self._queue.append(SpelledToken(start, end, token_id, its_logprobs))
+
+    def lie_before(self, place: int) -> bool:
+        return not self._queue or self._queue[-1].end <= place
 
     def split(self, place: int) -> int:
         """The last place up to `place` at which no withheld token is cut in two."""

@@ -108,6 +108,8 @@ class RequestLife:
     def end_choice(self, index: int) -> None:
         """The house lets this choice go no further: its work is cancelled, others go on."""
         choice = self.choices[index]
+        if choice.ended:
+            return
         choice.cancel()
         for run in [run for run in self._runs.values() if choice in run.choices]:
             if run.unfinished:
