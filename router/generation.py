@@ -109,9 +109,10 @@ class Generation:
             door.clock,
         )
         door.begin(self._life)
-        guarded = self._guarded
-        passed = self._life.deltas() if guarded is None else guarded.deltas(self._life)
-        async with aclosing(passed) as deltas:
+        told = self._life.deltas()
+        if self._guarded is not None:
+            told = self._guarded.passed(told, self._life.end_choice)
+        async with aclosing(told) as deltas:
             async for delta in deltas:
                 self._note(delta)
                 yield delta
@@ -128,7 +129,7 @@ class Generation:
         try:
             async with asyncio.timeout(max(0.0, deadline - clock.now())):
                 if guard is not None:
-                    self._guarded = await guard.admit(spec, self.request_id)
+                    self._guarded = await guard.admit(spec, self.request_id, spec.tenant)
                     prompt = self._guarded.prompt
                 self.prompt_token_ids = await self._door.texts.encode(prompt)
         except TimeoutError:

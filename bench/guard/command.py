@@ -38,7 +38,7 @@ def guard(
 
     report = measure(_chosen(policy_file, policy), repeats=repeats)
     console = Console()
-    for table in (times_table(report), catches_table(report)):
+    for table in (times_table(report), streaming_table(report), catches_table(report)):
         console.print(table)
     console.print(f"missed: {len(report.missed)}", *_shown(report.missed), sep="\n  ", markup=False)
     console.print(
@@ -61,11 +61,18 @@ def times_table(report: GuardReport) -> Table:
     for row in report.times:
         figures = (row.p50_ms, row.p99_ms, row.cpu_p50_ms, row.cpu_p99_ms)
         table.add_row(row.text, str(row.num_characters), *(f"{ms:.3f}" for ms in figures))
-    filtered = report.streaming
-    table.caption = (
-        f"answers: {filtered.us_per_token:.1f} us a token; {filtered.withheld_share:.0%} of tokens "
-        f"wait for the next one, with {filtered.num_terms} terms that begin like the text's words"
-    )
+    return table
+
+
+def streaming_table(report: GuardReport) -> Table:
+    """One row a lexicon."""
+    table = Table(title="Filter of answers")
+    table.add_column("lexicon")
+    for heading in ("terms", "us a token", "tokens that wait"):
+        table.add_column(heading, justify="right")
+    for row in report.streaming:
+        figures = (f"{row.us_per_token:.1f}", f"{row.withheld_share:.1%}")
+        table.add_row(row.lexicon, str(row.num_terms), *figures)
     return table
 
 

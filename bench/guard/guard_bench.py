@@ -52,7 +52,7 @@ class CatchRate:
 class GuardReport:
     policy: str
     times: list[PromptTime]
-    streaming: Streaming
+    streaming: list[Streaming]
     held_out: list[CatchRate]
     known: CatchRate
     missed: list[str]

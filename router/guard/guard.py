@@ -26,7 +26,6 @@ from router.guard.service import GuardService, Question
 from router.guard.service_window import ServiceWindow
 from router.guard.verdict import Redaction, redacted
 from router.request_spec import ChatPrompt, RequestSpec
-from text.detokenizer import Detokenizer
 from text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -65,23 +64,23 @@ class Guard:
         # One: a scan holds Python's lock, so that more would not be faster.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="guard")
 
-    async def admit(self, spec: RequestSpec, request_id: str) -> GuardedRequest:
+    async def admit(self, spec: RequestSpec, request_id: str, tenant: str) -> GuardedRequest:
         """The request with the prompt that goes on.
 
         Raises ContentPolicyError, ContextLengthError for a text that no prompt has room for, and
         UnavailableError where the outside service must answer and doesn't.
         """
-        policy = (await self._policies.current()).policy_of(spec.tenant)
+        policy = (await self._policies.current()).policy_of(tenant)
         texts = await self._texts(spec)
         passed = await self._scanned(policy, spec, request_id, texts)
-        passed = await self._asked(spec, request_id, passed)
+        passed = await self._asked(spec, request_id, tenant, passed)
         prompt = spec.prompt
         if passed != [item.text for item in texts]:
             if isinstance(prompt, tuple):
                 # Other token ids would not be what the client rendered.
                 raise _refused(spec)
             prompt = with_texts(prompt, passed)
-        new_check = self._new_check(policy, spec, request_id)
+        new_check = self._new_check(policy, request_id, tenant)
         return GuardedRequest(request_id, prompt, new_check, self._metrics)
 
     async def close(self) -> None:
@@ -125,10 +124,12 @@ class Guard:
             raise _refused(spec)
         return list(verdict.texts)
 
-    async def _asked(self, spec: RequestSpec, request_id: str, texts: list[str]) -> list[str]:
+    async def _asked(
+        self, spec: RequestSpec, request_id: str, tenant: str, texts: list[str]
+    ) -> list[str]:
         if self._service is None or Stage.INPUT not in self._settings.service_stages:
             return texts
-        question = Question(Stage.INPUT, spec.tenant, request_id, "\n".join(texts))
+        question = Question(Stage.INPUT, tenant, request_id, "\n".join(texts))
         opinion = await self._service.ask(question)
         if opinion.action is Action.BLOCK:
             log.info("request %s: blocked by the outside service", request_id)
@@ -136,7 +137,7 @@ class Guard:
         return _redacted_each(texts, opinion.redactions)
 
     def _new_check(
-        self, policy: CompiledPolicy, spec: RequestSpec, request_id: str
+        self, policy: CompiledPolicy, request_id: str, tenant: str
     ) -> Callable[[], ChoiceCheck] | None:
         terms = policy.answers
         service = self._service if Stage.OUTPUT in self._settings.service_stages else None
@@ -144,10 +145,9 @@ class Guard:
             return None
 
         def new_check() -> ChoiceCheck:
-            detokenizer = Detokenizer(self._tokenizer)
-            size, tenant = self._settings.service_window, spec.tenant
+            size = self._settings.service_window
             return ChoiceCheck(
-                OutputFilter(terms, detokenizer) if terms else None,
+                OutputFilter(terms) if terms else None,
                 ServiceWindow(service, size=size, tenant=tenant, request_id=request_id)
                 if service is not None
                 else None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -12,7 +12,6 @@ from router.guard.output_filter import OutputFilter
 from router.guard.policy import Stage
 from router.guard.service_window import ServiceWindow
 from router.life.choice import Delta
-from router.life.request_life import RequestLife
 from router.request_spec import ChatPrompt
 
 log = logging.getLogger(__name__)
@@ -57,31 +56,42 @@ class GuardedRequest:
         self._new_check = new_check
         self._metrics = metrics
 
-    def deltas(self, life: RequestLife) -> AsyncGenerator[Delta, None]:
-        """What goes on to the client of the life's deltas; close it always."""
+    def passed(
+        self, deltas: AsyncGenerator[Delta, None], end_choice: Callable[[int], None]
+    ) -> AsyncGenerator[Delta, None]:
+        """What goes on to the client of these deltas; close it always.
+
+        `end_choice` is told of choices of which nothing more goes on.
+        """
         if self._new_check is None:
-            return life.deltas()
-        return self._checked(life, [self._new_check() for _ in life.choices])
+            return deltas
+        return self._checked(deltas, end_choice, self._new_check)
 
     async def _checked(
-        self, life: RequestLife, checks: Sequence[ChoiceCheck]
+        self,
+        deltas: AsyncGenerator[Delta, None],
+        end_choice: Callable[[int], None],
+        new_check: Callable[[], ChoiceCheck],
     ) -> AsyncGenerator[Delta, None]:
+        checks: dict[int, ChoiceCheck] = {}
         try:
-            async with aclosing(life.deltas()) as deltas:
+            async with aclosing(deltas):
                 async for delta in deltas:
+                    if delta.choice not in checks:
+                        checks[delta.choice] = new_check()
                     check = checks[delta.choice]
                     if check.blocked:
                         continue
                     passed = await check.push(delta)
                     if check.blocked:
-                        life.end_choice(delta.choice)
+                        end_choice(delta.choice)
                     for each in passed:
                         yield each
         finally:
             self._count(checks)
 
-    def _count(self, checks: Sequence[ChoiceCheck]) -> None:
-        for choice, check in enumerate(checks):
+    def _count(self, checks: Mapping[int, ChoiceCheck]) -> None:
+        for choice, check in checks.items():
             for rule in check.terms.rules if check.terms is not None else ():
                 self._metrics.found(Stage.OUTPUT, rule)
                 log.info(

@@ -17,22 +17,21 @@ from dataclasses import replace
 from core.request import FinishReason
 from router.guard.policy import Action, Rule
 from router.guard.term_stream import Lexicon, TermStream
-from router.guard.token_spans import SpelledToken, WithheldTokens
 from router.guard.verdict import Finding, heeded
+from router.guard.withheld_tokens import SpelledToken, WithheldTokens
 from router.life.choice import Delta
-from text.detokenizer import Detokenizer
 
 
 class OutputFilter:
     """Takes every delta of one choice; pure but for what it remembers."""
 
-    def __init__(self, lexicon: Lexicon, detokenizer: Detokenizer) -> None:
+    def __init__(self, lexicon: Lexicon) -> None:
         self.rules: list[Rule] = []
         """Rules that found something, once for each time."""
         self.blocked = False
         """The choice is over: nothing more goes on."""
         self._stream = TermStream(lexicon)
-        self._tokens = WithheldTokens(detokenizer)
+        self._tokens = WithheldTokens()
         self._text = ""
         self._gone = 0
         """Characters that have gone on, or were replaced; `_text` begins there."""
@@ -137,4 +136,5 @@ class OutputFilter:
             token_ids=tuple(token.token_id for token in tokens),
             logprobs=tuple(t.logprobs for t in tokens if t.logprobs is not None),
             finish_reason=reason,
+            spans=tuple((token.start, token.end) for token in tokens),
         )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from router.guard.policy import PLAIN_PROMPT
 from router.request_spec import ChatPrompt
+
+SYSTEM = "system"
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,27 +21,34 @@ class RoleText:
 
 
 def texts_of(prompt: ChatPrompt | str) -> list[RoleText]:
-    """All texts, whatever field of a message they are in: names and arguments of tools too."""
+    """All texts, whatever field of a message they are in: names and arguments of tools too.
+
+    What a chat has beside its messages was said by who wrote the application, as system messages.
+    """
     if isinstance(prompt, str):
         return [RoleText(PLAIN_PROMPT, prompt)]
     found = []
-    for message in prompt.messages:
-        role = str(message.get("role", ""))
-        found += [RoleText(role, text) for text in _strings(message)]
+    for part in fields(prompt):
+        value = getattr(prompt, part.name)
+        if part.name == "messages":
+            for message in value:
+                role = str(message.get("role", ""))
+                found += [RoleText(role, text) for text in _strings(message)]
+        else:
+            found += [RoleText(SYSTEM, text) for text in _strings(value)]
     return found
 
 
-def with_texts(prompt: ChatPrompt | str, texts: list[str]) -> ChatPrompt | str:
+def with_texts(prompt: ChatPrompt | str, texts: Sequence[str]) -> ChatPrompt | str:
     """The prompt with these texts in the order of `texts_of`."""
     rest = iter(texts)
     if isinstance(prompt, str):
         return next(rest)
-    messages = []
-    for message in prompt.messages:
-        replaced = _replaced(message, lambda _: next(rest))
-        assert isinstance(replaced, Mapping)
-        messages.append(replaced)
-    return ChatPrompt(tuple(messages))
+    changed = {
+        part.name: _replaced(getattr(prompt, part.name), lambda _: next(rest))
+        for part in fields(prompt)
+    }
+    return replace(prompt, **changed)
 
 
 def _strings(value: object) -> Iterator[str]:
@@ -53,11 +63,11 @@ def _strings(value: object) -> Iterator[str]:
             yield from _strings(inner)
 
 
-def _replaced(value: object, replace: Callable[[str], str]) -> object:
+def _replaced(value: Any, other: Callable[[str], str]) -> Any:
     if isinstance(value, str):
-        return replace(value)
+        return other(value)
     if isinstance(value, Mapping):
-        return {k: v if k == "role" else _replaced(v, replace) for k, v in value.items()}
+        return {k: v if k == "role" else _replaced(v, other) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_replaced(inner, replace) for inner in value)
+        return type(value)(_replaced(inner, other) for inner in value)
     return value

@@ -41,7 +41,7 @@ class ServiceWindow:
         return self._judged(waiting, text, await self._service.ask(question))
 
     def _judged(self, waiting: list[Delta], text: str, opinion: Opinion) -> list[Delta]:
-        bare = replace(waiting[-1], text="", token_ids=(), logprobs=())
+        bare = replace(waiting[-1], text="", token_ids=(), logprobs=(), spans=())
         if opinion.action is Action.BLOCK:
             self.blocked = True
             return [replace(bare, finish_reason=FinishReason.CONTENT_FILTER)]

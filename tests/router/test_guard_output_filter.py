@@ -96,9 +96,9 @@ def deltas_of(texts: Texts, text: str, stops: Sequence[str], cuts: Sequence[int]
     return merged
 
 
-def filtered(texts: Texts, deltas: Sequence[Delta], by: Sequence[Rule]) -> list[list[Delta]]:
+def filtered(deltas: Sequence[Delta], by: Sequence[Rule]) -> list[list[Delta]]:
     """What goes on after each delta."""
-    one = OutputFilter(Lexicon(by), Detokenizer(texts.tokenizer))
+    one = OutputFilter(Lexicon(by))
     return [one.push(delta) for delta in deltas]
 
 
@@ -114,9 +114,9 @@ def test_how_a_text_is_cut_changes_nothing(
     texts: Texts, text: str, stops: Sequence[str], cuts: list[int], action: Action, words: bool
 ) -> None:
     by = rules(action, whole_words=words)
-    one_by_one = whole(filtered(texts, deltas_of(texts, text, stops, []), by))
-    at_once = whole(filtered(texts, deltas_of(texts, text, stops, [10**6]), by))
-    cut = whole(filtered(texts, deltas_of(texts, text, stops, cuts), by))
+    one_by_one = whole(filtered(deltas_of(texts, text, stops, []), by))
+    at_once = whole(filtered(deltas_of(texts, text, stops, [10**6]), by))
+    cut = whole(filtered(deltas_of(texts, text, stops, cuts), by))
     assert one_by_one == at_once == cut
 
 
@@ -127,7 +127,7 @@ def test_no_part_of_a_blocked_term_is_ever_sent(
     texts: Texts, text: str, cuts: list[int], words: bool
 ) -> None:
     by = rules(Action.BLOCK, whole_words=words)
-    sent = filtered(texts, deltas_of(texts, text, (), cuts), by)
+    sent = filtered(deltas_of(texts, text, (), cuts), by)
     scan = PromptScanner(by).scan(text)
     last = whole(sent)
     if not scan.findings:
@@ -148,7 +148,7 @@ def test_answers_are_redacted_like_prompts(
     texts: Texts, text: str, cuts: list[int], words: bool
 ) -> None:
     by = rules(Action.REDACT, whole_words=words)
-    sent = whole(filtered(texts, deltas_of(texts, text, (), cuts), by))
+    sent = whole(filtered(deltas_of(texts, text, (), cuts), by))
     verdict = check_prompt(PromptScanner(by), [RoleText("user", text)])
     assert sent.text == verdict.texts[0]
     assert sent.finish_reason is FinishReason.STOP
@@ -160,7 +160,7 @@ def test_answers_are_redacted_like_prompts(
 @example("bomb 密文", [])
 def test_tokens_spell_the_text_that_is_sent(texts: Texts, text: str, cuts: list[int]) -> None:
     """All but what is said to be unspelled: replacements, and rests of tokens cut by a term."""
-    passed = filtered(texts, deltas_of(texts, text, (), cuts), rules(Action.REDACT))
+    passed = filtered(deltas_of(texts, text, (), cuts), rules(Action.REDACT))
     deltas = [delta for each in passed for delta in each]
     spelled = "".join(delta.text for delta in deltas if not delta.unspelled)
     assert texts.tokenizer.decode([t for d in deltas for t in d.token_ids]) == spelled
@@ -173,7 +173,7 @@ def test_tokens_spell_the_text_that_is_sent(texts: Texts, text: str, cuts: list[
 def test_no_token_goes_before_its_text(texts: Texts, text: str, stops: Sequence[str]) -> None:
     sent = ""
     ids: list[int] = []
-    for passed in filtered(texts, deltas_of(texts, text, stops, []), rules(Action.BLOCK)):
+    for passed in filtered(deltas_of(texts, text, stops, []), rules(Action.BLOCK)):
         for delta in passed:
             sent += delta.text
             ids += delta.token_ids
@@ -184,7 +184,7 @@ def test_no_token_goes_before_its_text(texts: Texts, text: str, stops: Sequence[
 @SLOW
 @given(BROKEN_TEXT)
 def test_only_what_may_become_a_term_is_withheld(texts: Texts, text: str) -> None:
-    one = OutputFilter(Lexicon(rules(Action.BLOCK)), Detokenizer(texts.tokenizer))
+    one = OutputFilter(Lexicon(rules(Action.BLOCK)))
     beginnings = {term[: i + 1] for term in TERMS for i in range(len(term))}
     longest_token = 8
     withheld = ""
@@ -207,19 +207,19 @@ def test_what_is_allowed_is_no_finding(texts: Texts) -> None:
         ("a bath bomb ship here", FinishReason.CONTENT_FILTER),
         ("bath bomb", FinishReason.CONTENT_FILTER),
     ]:
-        sent = whole(filtered(texts, deltas_of(texts, text, (), []), by))
+        sent = whole(filtered(deltas_of(texts, text, (), []), by))
         assert sent.finish_reason is reason, text
         assert sent.text == (text if reason is FinishReason.STOP else text[: text.index("bomb")])
 
 
 def test_a_withheld_beginning_goes_out_at_the_end(texts: Texts) -> None:
-    sent = filtered(texts, deltas_of(texts, "it is a bom", (), []), rules(Action.BLOCK))
+    sent = filtered(deltas_of(texts, "it is a bom", (), []), rules(Action.BLOCK))
     assert whole(sent).text == "it is a bom"
 
 
 @pytest.mark.parametrize("action", [Action.FLAG, Action.REDACT])
 def test_every_finding_is_noted(texts: Texts, action: Action) -> None:
-    one = OutputFilter(Lexicon(rules(action)), Detokenizer(texts.tokenizer))
+    one = OutputFilter(Lexicon(rules(action)))
     for delta in deltas_of(texts, "bomb, b-17 and 机密文件", (), []):
         one.push(delta)
     assert [rule.name for rule in one.rules][:2] == ["terms", "terms"]

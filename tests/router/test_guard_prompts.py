@@ -120,7 +120,7 @@ def test_flags_are_noted_once_and_let_through() -> None:
 def test_all_texts_of_messages_are_looked_at_and_put_back() -> None:
     call = {"function": {"name": "f", "arguments": '{"a": "falcon"}'}}
     prompt = ChatPrompt(
-        (
+        messages=(
             {"role": "user", "content": "falcon", "name": "me"},
             {"role": "assistant", "content": None, "tool_calls": [call]},
             {"role": "user", "content": [{"type": "text", "text": "the falcon"}]},

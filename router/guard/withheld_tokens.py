@@ -1,4 +1,4 @@
-"""Where in a choice's text each of its tokens lies, so that they can be withheld with it."""
+"""Tokens of one choice that are withheld with the text that they spell."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from dataclasses import dataclass
 
 from core.request import TokenLogprobs
 from router.life.choice import Delta
-from text.detokenizer import Detokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class SpelledToken:
-    """Characters `start` to `end` of the text are, at least in part, this token's."""
+    """Characters `start` to `end` of the choice's text are, at least in part, this token's."""
 
     start: int
     end: int
@@ -22,25 +21,18 @@ class SpelledToken:
 
 
 class WithheldTokens:
-    """Tokens of one choice that have come and not gone on yet, in order."""
+    """Tokens that have come and not gone on yet, in order."""
 
-    def __init__(self, detokenizer: Detokenizer) -> None:
-        """The detokenizer spells as the choice's own one does, and is used for nothing else."""
-        self._detokenizer = detokenizer
+    def __init__(self) -> None:
         self._queue: deque[SpelledToken] = deque()
-        self._spelled = 0
 
     def __bool__(self) -> bool:
         return bool(self._queue)
 
     def add(self, delta: Delta) -> None:
         logprobs: Sequence[TokenLogprobs | None] = delta.logprobs or (None,) * len(delta.token_ids)
-        for token_id, its_logprobs in zip(delta.token_ids, logprobs, strict=True):
-            start = self._spelled
-            self._spelled += len(self._detokenizer.push([token_id]))
-            # A token that begins a character is withheld as if the whole character were its.
-            end = self._spelled + self._detokenizer.in_character
-            self._queue.append(SpelledToken(start, end, token_id, its_logprobs))
+        tokens = zip(delta.spans, delta.token_ids, logprobs, strict=True)
+        self._queue.extend(SpelledToken(*span, token_id, its) for span, token_id, its in tokens)
 
     def lie_before(self, place: int) -> bool:
         return not self._queue or self._queue[-1].end <= place
