@@ -209,6 +209,42 @@ class RouterConfig(_Section):
         return self
 
 
+class GuardConfig(_Section):
+    """What may be asked and answered. See docs/GUARD.md."""
+
+    enabled: bool = False
+    """Check prompts before they are tokenised, and filter answers."""
+    policy_file: str | None = None
+    """Policies, TOML or JSON (.json); read again when it changes. Unset: prompts that follow a
+    template of injection are refused, for all tenants."""
+    service_url: str | None = None
+    """An outside service that is asked as well: POST {stage, tenant, request_id, text, before},
+    answered {action, spans}."""
+    service_stages: Literal["input", "output", "both"] = "input"
+    """What it is asked about. Answers are withheld until it has seen them."""
+    service_window: PositiveInt = 200
+    """Characters of an answer that it is asked about at once."""
+    service_timeout_s: PositiveFloat = 1.0
+    """Deadline of one question."""
+    service_fail_open: bool = False
+    """What can't be checked goes on unchecked. Off: it is answered 503."""
+    service_max_concurrent: PositiveInt = 32
+    """Questions at once; others wait, within their deadline."""
+    service_breaker_failures: PositiveInt = 5
+    """Failures in a row after which it is left alone for a while."""
+    service_breaker_rest_s: PositiveFloat = 10.0
+    """For how long; then one question shows whether it answers again."""
+
+    _file = field_validator("policy_file")(_absolute)
+
+    @field_validator("service_url")
+    @classmethod
+    def _the_url_is_one(cls, url: str | None) -> str | None:
+        if url is not None and not url.startswith(("http://", "https://")):
+            raise ValueError("must begin with http:// or https://")
+        return url
+
+
 class WorkerConfig(_Section):
     """A prefill or decode worker process."""
 
@@ -347,6 +383,7 @@ class Config(_Section):
     scheduler: SchedulerConfig = SchedulerConfig()
     parallel: ParallelConfig = ParallelConfig()
     router: RouterConfig = RouterConfig()
+    guard: GuardConfig = GuardConfig()
     worker: WorkerConfig = WorkerConfig()
     kv_transfer: TransferConfig = TransferConfig()
     tls: TlsConfig = TlsConfig()

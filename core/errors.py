@@ -51,6 +51,12 @@ class ContextLengthError(BadRequestError):
     code = "context_length_exceeded"
 
 
+class ContentPolicyError(BadRequestError):
+    """The prompt holds what the tenant's policy forbids."""
+
+    code = "content_policy_violation"
+
+
 class ModelNotFoundError(BadRequestError):
     """The named model is not served here."""
 
@@ -59,7 +65,7 @@ class ModelNotFoundError(BadRequestError):
 
 
 class UnavailableError(TandemError):
-    """Nobody can take the request now. `reason` is no_worker, draining or saturated."""
+    """Nobody can take the request now. `reason` is no_worker, draining, saturated or guard."""
 
     code = "service_unavailable"
     http_status = 503

@@ -20,6 +20,7 @@ class FinishReason(enum.StrEnum):
 
     STOP = "stop"
     LENGTH = "length"
+    CONTENT_FILTER = "content_filter"
 
 
 class Phase(enum.StrEnum):

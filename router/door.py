@@ -12,6 +12,7 @@ from core.clock import Clock
 from core.errors import TandemError
 from router.admission import Admission
 from router.fleet.fleet import Fleet
+from router.guard.guard import Guard
 from router.life.request_life import LifeSettings
 from router.life.served_life import ServedLife
 from router.limits import check_model
@@ -47,8 +48,10 @@ class Door:
         metrics: RouterMetrics,
         settings: DoorSettings,
         clock: Clock,
+        guard: Guard | None = None,
     ) -> None:
         self.fleet = fleet
+        self.guard = guard
         self.texts = texts
         self.admission = admission
         self.metrics = metrics

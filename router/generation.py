@@ -16,6 +16,7 @@ from typing import TypeVar
 from core.errors import CancelledRequestError, DeadlineError, TandemError
 from core.request import SamplingParams, TokenLogprobs
 from router.door import Door
+from router.guard.guarded_request import GuardedRequest
 from router.identifiers import new_request_id, new_seed
 from router.life.admitted_request import AdmittedRequest
 from router.life.beam_search import BeamSearch
@@ -79,6 +80,7 @@ class Generation:
         self.prompt_token_ids: tuple[int, ...] = ()
         self._door = door
         self._timeline = RequestTimeline(received)
+        self._guarded: GuardedRequest | None = None
         self._life: ServedLife | None = None
         self._client_id = client_id
         self._cancel_id = self.request_id if part_of is None else part_of.request_id
@@ -108,9 +110,9 @@ class Generation:
     @property
     def echo_text(self) -> str:
         """What comes before each choice's own text; empty unless the client asked."""
-        prompt = self.spec.prompt
         if not self.spec.echo:
             return ""
+        prompt = self.spec.prompt if self._guarded is None else self._guarded.prompt
         if isinstance(prompt, ChatPrompt):
             last = prompt.messages[-1]
             return str(last.get("content")) if last.get("role") == "assistant" else ""
@@ -179,7 +181,10 @@ class Generation:
         door = self._door
         self._life = self._begin(request)
         door.begin(self._life)
-        async with aclosing(self._told(self._life)) as deltas:
+        told = self._told(self._life)
+        if self._guarded is not None:
+            told = self._guarded.passed(told, self._life.end_choice)
+        async with aclosing(told) as deltas:
             async for delta in deltas:
                 self._note(delta)
                 yield delta
@@ -227,9 +232,13 @@ class Generation:
             timeout_s = min(timeout_s, spec.timeout_s)
         deadline = self._timeline.received + timeout_s
         self._timeline.tokenize_began = clock.now()
+        prompt, guard = spec.prompt, self._door.guard
         try:
             async with asyncio.timeout(max(0.0, deadline - clock.now())):
-                token_ids = await self._door.texts.encode(spec.prompt, spec.add_special_tokens)
+                if guard is not None:
+                    self._guarded = await guard.admit(spec, self.request_id, spec.tenant)
+                    prompt = self._guarded.prompt
+                token_ids = await self._door.texts.encode(prompt, spec.add_special_tokens)
                 bad_words = await self._door.texts.bad_words(spec.bad_words)
                 grammar = await self._grammar(token_ids)
         except TimeoutError:
@@ -238,7 +247,7 @@ class Generation:
         self._is_truncated = len(self.prompt_token_ids) < len(token_ids)
         self._timeline.tokenized = clock.now()
         if self._door.settings.log_prompts:
-            log.info("request %s asks: %s", self.request_id, spec.prompt)
+            log.info("request %s asks: %s", self.request_id, prompt)
         self.seed = new_seed() if spec.seed is None else spec.seed % 2**64
         return AdmittedRequest(
             request_id=self.request_id,

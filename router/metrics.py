@@ -24,6 +24,7 @@ OUTCOMES = frozenset(
         "internal_error",
         "invalid_request",
         "context_length_exceeded",
+        "content_policy_violation",
         "model_not_found",
         "service_unavailable",
         "rate_limit_exceeded",

@@ -24,6 +24,7 @@ from router.fleet.membership import Membership
 from router.fleet.policy import PolicySettings
 from router.fleet.prefix_map import PrefixMap
 from router.fleet.sessions import SessionSettings
+from router.guard.build import build_guard
 from router.http.app import HttpSettings, create_app
 from router.http.server import HttpServer
 from router.identifiers import new_router_id
@@ -99,6 +100,7 @@ class RouterServer:
             metrics=self.metrics,
             settings=_door_settings(config, card),
             clock=clock,
+            guard=build_guard(config, tokenizer, card, self.metrics.registry, clock),
         )
         self._membership = Membership(
             store,
@@ -160,6 +162,8 @@ class RouterServer:
             await asyncio.wait({self._following})
         await self.fleet.close()
         self._texts.close()
+        if self._door.guard is not None:
+            await self._door.guard.close()
 
 
 def _session_settings(config: Config) -> SessionSettings:

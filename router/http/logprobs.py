@@ -78,6 +78,8 @@ class CompletionLogprobs:
 
     def of(self, delta: Delta) -> dict[str, object] | None:
         """For the tokens of one delta, in order; None if none were asked for."""
+        if delta.unspelled:
+            self._offset += len(delta.text)
         return self._object(delta.token_ids, delta.logprobs) if delta.logprobs else None
 
     def of_prompt(

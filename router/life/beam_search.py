@@ -73,6 +73,9 @@ class BeamSearch:
         for life in tuple(self._running):
             life.end(error)
 
+    def end_choice(self, index: int) -> None:
+        """Nothing: a beam is told when the search is over, and has no work left then."""
+
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """The best beams, each whole. Raises what a small request raises."""
         while not self._beams.done:

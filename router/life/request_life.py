@@ -119,6 +119,18 @@ class RequestLife:
         self._error = error
         self._inbox.wake()
 
+    def end_choice(self, index: int) -> None:
+        """The house lets this choice go no further: its work is cancelled, others go on."""
+        choice = self.choices[index]
+        if choice.ended:
+            return
+        choice.cancel()
+        for run in [run for run in self._runs.values() if choice in run.choices]:
+            if run.unfinished:
+                run.cancel_choice(choice)
+            else:
+                self._end(run)
+
     # ---- queue: an attempt for every choice that has none
 
     def _begin_queued(self) -> None:
