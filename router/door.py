@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from core.clock import Clock
 from core.errors import TandemError
-from router.admission import Admission
 from router.fleet.fleet import Fleet
 from router.life.request_life import LifeSettings, RequestLife
-from router.limits import check_model
 from router.metrics import RouterMetrics
+from router.tenants.call import Call
 from router.texts import Texts
+from router.visit import Hall, Served, Visit
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +38,15 @@ class Door:
         *,
         fleet: Fleet,
         texts: Texts,
-        admission: Admission,
+        hall: Hall,
         metrics: RouterMetrics,
         settings: DoorSettings,
         clock: Clock,
     ) -> None:
         self.fleet = fleet
         self.texts = texts
-        self.admission = admission
+        self.hall = hall
+        self.admission = hall.admission
         self.metrics = metrics
         self.settings = settings
         self.clock = clock
@@ -53,28 +54,26 @@ class Door:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def enter(self, model: str) -> None:
-        """Takes a place; followed by exactly one `leave`.
-
-        Raises ModelNotFoundError, and what `Admission.enter` raises.
-        """
+    def enter(self, model: str, call: Call) -> Visit:
+        """Takes a place; followed by exactly one `leave`. Raises what `Visit.enter` raises."""
+        visit = Visit(self.hall, call)
         try:
-            check_model(model, self.settings.model)
-            self.admission.enter()
+            visit.enter(model)
         except TandemError as error:
             self.metrics.refused(error.code)
             raise
         self.metrics.started()
         self._idle.clear()
+        return visit
 
     def begin(self, life: RequestLife) -> None:
         """The request is tokenised and will now ask for workers."""
         self._lives.add(life)
 
-    def leave(self, outcome: str, life: RequestLife | None) -> None:
+    def leave(self, outcome: str, life: RequestLife | None, visit: Visit, served: Served) -> None:
         if life is not None:
             self._lives.discard(life)
-        self.admission.leave()
+        visit.leave(outcome, served)
         self.metrics.finished(outcome, life)
         if self.admission.num_running == 0:
             self._idle.set()
@@ -83,6 +82,7 @@ class Door:
         """Every request inside fails with this."""
         for life in tuple(self._lives):
             life.end(error)
+        self.hall.line.end_all(error)
 
     async def drained(self, timeout_s: float) -> bool:
         """Whether the house became empty in time."""

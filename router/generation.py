@@ -22,6 +22,8 @@ from router.life.request_life import RequestLife
 from router.life.timeline import RequestTimeline, RequestTimings
 from router.limits import check_token_ids, resolve_max_tokens
 from router.request_spec import RequestSpec
+from router.tenants.call import current_call
+from router.visit import Served, Visit
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +55,7 @@ class Generation:
         self.seed = 0
         self.prompt_token_ids: tuple[int, ...] = ()
         self._door = door
+        self._call = current_call()
         self._timeline = RequestTimeline(received)
         self._life: RequestLife | None = None
         self._last_token: dict[int, float] = {}
@@ -79,10 +82,10 @@ class Generation:
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """What each choice gains, until all have ended. Raises TandemError; close it always."""
-        self._door.enter(self.spec.model)
+        visit = self._door.enter(self.spec.model, self._call)
         outcome = "internal_error"
         try:
-            async with aclosing(self._serve()) as deltas:
+            async with aclosing(self._serve(visit)) as deltas:
                 async for delta in deltas:
                     yield delta
             outcome = "finished"
@@ -93,10 +96,12 @@ class Generation:
             outcome = "cancelled"
             raise
         finally:
-            self._door.leave(outcome, self._life)
+            usage = self.usage
+            served = Served(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+            self._door.leave(outcome, self._life, visit, served)
 
-    async def _serve(self) -> AsyncGenerator[Delta, None]:
-        request = await self._admit()
+    async def _serve(self, visit: Visit) -> AsyncGenerator[Delta, None]:
+        request = await self._admit(visit)
         door = self._door
         self._life = RequestLife(
             request,
@@ -107,17 +112,18 @@ class Generation:
             door.clock,
         )
         door.begin(self._life)
+        await visit.turn(self._life)
         async with aclosing(self._life.deltas()) as deltas:
             async for delta in deltas:
                 self._note(delta)
+                visit.gained(len(delta.token_ids))
                 yield delta
 
-    async def _admit(self) -> AdmittedRequest:
-        """The checked and tokenised request, within its deadline."""
-        spec, clock = self.spec, self._door.clock
-        timeout_s = self._door.settings.request_timeout_s
-        if spec.timeout_s is not None:
-            timeout_s = min(timeout_s, spec.timeout_s)
+    async def _admit(self, visit: Visit) -> AdmittedRequest:
+        """The checked, tokenised and charged request, within its deadline."""
+        spec, clock, call = self.spec, self._door.clock, self._call
+        timeouts_s = (self._door.settings.request_timeout_s, spec.timeout_s, call.timeout_s)
+        timeout_s = min(each for each in timeouts_s if each is not None)
         deadline = self._timeline.received + timeout_s
         self._timeline.tokenize_began = clock.now()
         try:
@@ -129,17 +135,19 @@ class Generation:
         if self._door.settings.log_prompts:
             log.info("request %s asks: %s", self.request_id, spec.prompt)
         self.seed = new_seed() if spec.seed is None else spec.seed % 2**64
+        sampling = self._sampling()
+        await visit.charge(len(self.prompt_token_ids), lease_s=timeout_s)
         return AdmittedRequest(
             request_id=self.request_id,
             model=self._door.settings.model,
             token_ids=self.prompt_token_ids,
             n=spec.n,
-            sampling=self._sampling(),
+            sampling=sampling,
             stop=spec.stop,
             deadline=deadline,
-            priority=spec.priority,
-            cache_salt=spec.cache_salt,
-            tenant=spec.tenant,
+            priority=visit.worker_priority(spec.priority),
+            cache_salt=call.cache_salt(spec.cache_salt),
+            tenant=call.tenant or spec.tenant,
         )
 
     def _sampling(self) -> SamplingParams:

@@ -1,8 +1,8 @@
 """The router as one object: composition, and the order of starting and stopping.
 
-start   membership > HTTP > gRPC, and the bound ports
+start   membership and limits > HTTP > gRPC > admin, and the bound ports
 stop    refuse new requests, let the others finish within the grace, fail those that don't (503),
-        end HTTP, gRPC, membership and sessions
+        end HTTP, gRPC, admin, membership, sessions and limits
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from core.clock import Clock, MonotonicClock
 from core.config import Config
 from protos.certificate_files import front_certificates, peer_certificates
 from protos.secure_grpc import is_loopback
-from router.admission import Admission, shutting_down
+from router.admin.app import Admin, create_admin_app
+from router.admission import shutting_down
 from router.door import Door, DoorSettings
 from router.fleet.fleet import Fleet
 from router.fleet.membership import Membership
@@ -29,6 +30,7 @@ from router.identifiers import new_router_id
 from router.life.request_life import LifeSettings
 from router.metrics import RouterMetrics
 from router.rpc.server import GrpcServer
+from router.tenancy import Tenancy
 from router.texts import Texts
 from state.store import Store
 from text.card import ModelCard
@@ -50,6 +52,7 @@ class RouterPorts:
 
     http: int
     grpc: int
+    admin: int | None = None
 
 
 class RouterServer:
@@ -82,12 +85,14 @@ class RouterServer:
             num_threads=router.tokenizer_threads,
             max_model_len=_max_model_len(config, card),
         )
+        settings = _door_settings(config, card)
+        self._tenancy = Tenancy(config, self.fleet, self.metrics, clock, model=settings.model)
         self._door = Door(
             fleet=self.fleet,
             texts=self._texts,
-            admission=Admission(router.max_num_requests),
+            hall=self._tenancy.hall,
             metrics=self.metrics,
-            settings=_door_settings(config, card),
+            settings=settings,
             clock=clock,
         )
         self._membership = Membership(
@@ -96,7 +101,11 @@ class RouterServer:
             period_s=config.worker.heartbeat_s,
             timeout_s=config.state.timeout_s,
         )
-        app = create_app(self._door, HttpSettings(router.max_body_bytes, int(time.time())))
+        app = create_app(
+            self._door,
+            HttpSettings(router.max_body_bytes, int(time.time())),
+            self._tenancy.gatekeeper,
+        )
         self._http = HttpServer(
             app, host=router.http_host, port=router.http_port, certificates=front
         )
@@ -105,8 +114,10 @@ class RouterServer:
             host=router.grpc_host,
             port=router.grpc_port,
             max_body_bytes=router.max_body_bytes,
+            gatekeeper=self._tenancy.gatekeeper,
             certificates=front,
         )
+        self._admin = _admin_server(config, self._tenancy)
         for name, host in (("http_host", router.http_host), ("grpc_host", router.grpc_host)):
             if front is None and not is_loopback(host):
                 log.warning("router.%s is %s without router.tls_certificate: plain", name, host)
@@ -122,13 +133,17 @@ class RouterServer:
         Raises ConfigError if a port is taken; then nothing is left running.
         """
         self._following = asyncio.create_task(self._membership.run(), name="membership")
+        self._tenancy.start()
         try:
             http_port = await self._http.start(timeout_s=START_TIMEOUT_S)
             grpc_port = await self._grpc.start()
+            admin_port = None
+            if self._admin is not None:
+                admin_port = await self._admin.start(timeout_s=START_TIMEOUT_S)
         except BaseException:
             await self.stop(grace_s=0.0)
             raise
-        return RouterPorts(http_port, grpc_port)
+        return RouterPorts(http_port, grpc_port, admin_port)
 
     async def wait(self) -> None:
         """Until `stop`. Raises what broke the membership loop, if anything ever does."""
@@ -143,11 +158,24 @@ class RouterServer:
             await self._door.drained(LAST_WORDS_S)
         await self._http.stop()
         await self._grpc.stop()
+        if self._admin is not None:
+            await self._admin.stop()
         self._membership.close()
         if self._following is not None:
             await asyncio.wait({self._following})
         await self.fleet.close()
+        await self._tenancy.close()
         self._texts.close()
+
+
+def _admin_server(config: Config, tenancy: Tenancy) -> HttpServer | None:
+    router, store = config.router, tenancy.store
+    if router.admin_port is None or router.admin_token is None or store is None:
+        return None
+    app = create_admin_app(
+        Admin(router.admin_token, store, tenancy.hall, tenancy.ring, tenancy.limits)
+    )
+    return HttpServer(app, host=router.admin_host, port=router.admin_port)
 
 
 def _session_settings(config: Config) -> SessionSettings:

@@ -13,6 +13,7 @@ from router.admission import shutting_down
 from router.door import Door
 from router.generation import Generation
 from router.http.body import read_body
+from router.http.calls import CallMiddleware
 from router.http.chat import ChatAnswer
 from router.http.completions import CompletionAnswer
 from router.http.errors import error_response, install_error_handlers
@@ -21,6 +22,7 @@ from router.http.schema import ChatBody, CompletionBody
 from router.identifiers import echoed_request_id
 from router.life.failures import no_pair_error
 from router.limits import check_model
+from router.tenants.gatekeeper import Gatekeeper
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +34,11 @@ class HttpSettings:
     """Unix time in seconds that models are listed with."""
 
 
-def create_app(door: Door, settings: HttpSettings) -> FastAPI:
+def create_app(door: Door, settings: HttpSettings, gatekeeper: Gatekeeper) -> FastAPI:
     """The application; it owns nothing and can be served by any ASGI server."""
     app = FastAPI(title="Tandem", docs_url=None, redoc_url=None, openapi_url=None)
     install_error_handlers(app)
+    app.add_middleware(CallMiddleware, gatekeeper=gatekeeper)
     _add_completions(app, door, settings)
     _add_models(app, door, settings)
     _add_operations(app, door)

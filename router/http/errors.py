@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from core.errors import BadRequestError, TandemError, UnavailableError
+from core.errors import (
+    AuthenticationError,
+    BadRequestError,
+    QuotaError,
+    TandemError,
+    UnavailableError,
+)
 from router.identifiers import echoed_request_id, new_request_id
 
 log = logging.getLogger(__name__)
@@ -33,7 +40,9 @@ def error_response(error: TandemError, headers: dict[str, str] | None = None) ->
     """The answer to a request that failed before anything was sent."""
     headers = dict(headers or {})
     if isinstance(error, UnavailableError):
-        headers["retry-after"] = str(max(1, round(error.retry_after_s)))
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+    if isinstance(error, AuthenticationError):
+        headers["www-authenticate"] = "Bearer"
     return JSONResponse(error_body(error), status_code=error.http_status, headers=headers)
 
 
@@ -76,5 +85,6 @@ def _body(
     message: str, status: int, param: str | None, code: str | None = None
 ) -> dict[str, object]:
     fallback = "invalid_request_error" if status < 500 else "server_error"
-    kind = TYPES.get(status, fallback)
+    # OpenAI's clients tell the two kinds of 429 apart by this.
+    kind = QuotaError.code if code == QuotaError.code else TYPES.get(status, fallback)
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import NoReturn
 
 import grpc
 import grpc.aio
@@ -12,25 +11,18 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
-from core.errors import BadRequestError, TandemError
+from core.errors import TandemError
 from protos import inference_pb2 as pb
 from protos import inference_pb2_grpc
 from protos.certificate_files import CertificateFiles, FrontTls
 from protos.secure_grpc import bind_front
 from router.door import Door
 from router.generation import Generation
+from router.rpc.calls import CallInterceptor, abort
 from router.rpc.convert import delta_to_wire, spec_of, usage_to_wire
+from router.tenants.gatekeeper import Gatekeeper
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Inference"].full_name
-
-STATUS = {
-    400: grpc.StatusCode.INVALID_ARGUMENT,
-    404: grpc.StatusCode.NOT_FOUND,
-    408: grpc.StatusCode.DEADLINE_EXCEEDED,
-    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    499: grpc.StatusCode.CANCELLED,
-    503: grpc.StatusCode.UNAVAILABLE,
-}
 
 Context = grpc.aio.ServicerContext[pb.CompleteRequest, pb.CompleteEvent]
 
@@ -52,7 +44,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 async for delta in deltas:
                     yield delta_to_wire(delta)
         except TandemError as error:
-            await _abort(context, error)
+            await abort(context, error)
         yield usage_to_wire(generation, include_timings=request.include_timings)
 
     async def ListModels(
@@ -61,13 +53,6 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         settings = self._door.settings
         model = pb.ListModelsReply.Model(id=settings.model, max_model_len=settings.max_model_len)
         return pb.ListModelsReply(models=[model])
-
-
-async def _abort(context: Context, error: TandemError) -> NoReturn:
-    param = error.param if isinstance(error, BadRequestError) else None
-    metadata = (("tandem-code", error.code), ("tandem-param", param or ""))
-    code = STATUS.get(error.http_status, grpc.StatusCode.INTERNAL)
-    await context.abort(code, error.message, trailing_metadata=metadata)
 
 
 class GrpcServer:
@@ -80,8 +65,10 @@ class GrpcServer:
         host: str,
         port: int,
         max_body_bytes: int,
+        gatekeeper: Gatekeeper,
         certificates: CertificateFiles[FrontTls] | None = None,
     ) -> None:
+        self._gatekeeper = gatekeeper
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._door = door
         self._certificates = certificates
@@ -94,7 +81,9 @@ class GrpcServer:
 
     async def start(self) -> int:
         """Binds and serves; the port that was bound. Raises ConfigError if it is taken."""
-        server = grpc.aio.server(options=self._options)
+        server = grpc.aio.server(
+            options=self._options, interceptors=(CallInterceptor(self._gatekeeper),)
+        )
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(self._door), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
