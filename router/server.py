@@ -14,7 +14,12 @@ from dataclasses import dataclass
 
 from core.clock import Clock, MonotonicClock
 from core.config import Config
-from protos.certificate_files import front_certificates, peer_certificates
+from protos.certificate_files import (
+    CertificateFiles,
+    FrontTls,
+    front_certificates,
+    peer_certificates,
+)
 from protos.secure_grpc import is_loopback
 from router.admin.app import Admin, create_admin_app
 from router.admission import shutting_down
@@ -117,8 +122,12 @@ class RouterServer:
             gatekeeper=self._tenancy.gatekeeper,
             certificates=front,
         )
-        self._admin = _admin_server(config, self._tenancy)
-        for name, host in (("http_host", router.http_host), ("grpc_host", router.grpc_host)):
+        self._admin = _admin_server(config, self._tenancy, front)
+        for name, host in (
+            ("http_host", router.http_host),
+            ("grpc_host", router.grpc_host),
+            ("admin_host", router.admin_host),
+        ):
             if front is None and not is_loopback(host):
                 log.warning("router.%s is %s without router.tls_certificate: plain", name, host)
         self._following: asyncio.Task[None] | None = None
@@ -140,15 +149,19 @@ class RouterServer:
             admin_port = None
             if self._admin is not None:
                 admin_port = await self._admin.start(timeout_s=START_TIMEOUT_S)
+                log.info("admin server on port %d", admin_port)
         except BaseException:
             await self.stop(grace_s=0.0)
             raise
         return RouterPorts(http_port, grpc_port, admin_port)
 
     async def wait(self) -> None:
-        """Until `stop`. Raises what broke the membership loop, if anything ever does."""
+        """Until `stop`. Raises what broke the loop of membership or limits, if anything does."""
         assert self._following is not None, "not started"
-        await asyncio.shield(self._following)
+        tasks = {self._following, *self._tenancy.tasks}
+        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in ended:
+            task.result()
 
     async def stop(self, grace_s: float = 5.0) -> None:
         """Refuses new requests, lets the present ones end in time, then ends all. Idempotent."""
@@ -168,14 +181,16 @@ class RouterServer:
         self._texts.close()
 
 
-def _admin_server(config: Config, tenancy: Tenancy) -> HttpServer | None:
+def _admin_server(
+    config: Config, tenancy: Tenancy, front: CertificateFiles[FrontTls] | None
+) -> HttpServer | None:
     router, store = config.router, tenancy.store
     if router.admin_port is None or router.admin_token is None or store is None:
         return None
     app = create_admin_app(
         Admin(router.admin_token, store, tenancy.hall, tenancy.ring, tenancy.limits)
     )
-    return HttpServer(app, host=router.admin_host, port=router.admin_port)
+    return HttpServer(app, host=router.admin_host, port=router.admin_port, certificates=front)
 
 
 def _session_settings(config: Config) -> SessionSettings:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from core.clock import Clock
 from core.config import Config
@@ -63,6 +63,11 @@ class Tenancy:
             num_waiting_tokens=lambda: admission.num_waiting_tokens,
             tokens_per_second=lambda: line.model.tokens_per_second,
         )
+
+    @property
+    def tasks(self) -> Sequence[asyncio.Task[None]]:
+        """What runs beside the router from `start` to `close`."""
+        return () if self._counting is None else (self._counting,)
 
     def start(self) -> None:
         if self.limits is not None:

@@ -154,13 +154,15 @@ class Visit:
             life.num_tokens_to_compute,
             request.priority,
         )
-        self._check_in_time(ticket, request.deadline)
+        views = hall.line.views()
+        predicted_s = hall.line.predicted_ttft_s(ticket, views)
+        self._check_in_time(ticket, predicted_s, request.deadline)
         num_tokens = len(request.token_ids)
-        wait_s = retry_after_s(hall.line.predicted_ttft_s(ticket))
+        wait_s = retry_after_s(predicted_s)
         hall.admission.wait(num_tokens, self.priority_class, retry_after_s=wait_s)
         self._waiting_tokens = num_tokens
         self._ticket = ticket
-        await hall.line.join(ticket, request.deadline)
+        await hall.line.join(ticket, request.deadline, views)
 
     def gained(self, num_tokens: int) -> None:
         """These tokens leave for the client."""
@@ -177,11 +179,10 @@ class Visit:
             self._hall.line.leave(self._ticket)
         self._settle(outcome, served)
 
-    def _check_in_time(self, ticket: Ticket, deadline: float) -> None:
-        line = self._hall.line
+    def _check_in_time(self, ticket: Ticket, predicted_s: float | None, deadline: float) -> None:
         error = too_late(
-            predicted_s=line.predicted_ttft_s(ticket),
-            alone_s=line.model.predict(ticket.num_tokens),
+            predicted_s=predicted_s,
+            alone_s=self._hall.line.model.predict(ticket.num_tokens),
             left_s=deadline - self._hall.clock.now(),
         )
         if error is not None:

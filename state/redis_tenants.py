@@ -119,6 +119,9 @@ class RedisTenants:
         except TimeoutError:
             reason = f"no answer within {self._timeout_s:g} s"
         except (RedisError, OSError) as error:
+            # The others that lie idle broke with it: none of them is to fail a call after it is
+            # back.
+            await self._redis.connection_pool.disconnect(inuse_connections=False)
             reason = str(error) or type(error).__name__
         raise StoreUnavailableError(f"Redis at {self._url}: {reason}")
 

@@ -41,8 +41,8 @@ class _ClassQueue:
     waiting: dict[str, list[tuple[int, int, Ticket]]] = field(default_factory=dict)
     """Of each tenant that has any: in order of priority, then arrival."""
     counters: dict[str, float] = field(default_factory=dict)
-    floor: float = 0.0
-    """What the tenant had that was last served: a newcomer to an empty line begins there."""
+    last: str = ""
+    """The tenant that was last sent one: a newcomer to an empty line begins where it is."""
 
 
 class FairQueue:
@@ -89,11 +89,10 @@ class FairQueue:
     def served(self, ticket: Ticket, *, prompt_tokens: int = 0, output_tokens: int = 0) -> None:
         """Its tenant was given this."""
         queue = self._classes[ticket.priority_class]
-        before = queue.counters.get(ticket.tenant, queue.floor)
         if prompt_tokens:
-            queue.floor = max(queue.floor, before)
+            queue.last = ticket.tenant
         work = PROMPT_WEIGHT * prompt_tokens + OUTPUT_WEIGHT * output_tokens
-        queue.counters[ticket.tenant] = before + work
+        queue.counters[ticket.tenant] = queue.counters.get(ticket.tenant, 0.0) + work
 
     def tokens_ahead(self, ticket: Ticket) -> int:
         """Prompt tokens that will probably be sent before this one, if it joins now.
@@ -112,12 +111,13 @@ class FairQueue:
         return ahead
 
     def _lift(self, queue: _ClassQueue, tenant: str) -> None:
-        least = min((queue.counters[t] for t in queue.waiting), default=queue.floor)
+        start = queue.counters.get(queue.last, 0.0)
+        least = min((queue.counters[t] for t in queue.waiting), default=start)
         queue.counters[tenant] = max(queue.counters.get(tenant, least), least)
         if len(queue.counters) > 2 * len(queue.waiting) + 64:
             # Whoever has no more than the newcomer's start would be lifted to it anyway.
             queue.counters = {
                 t: c
                 for t, c in queue.counters.items()
-                if c > least or t in queue.waiting or t == tenant
+                if c > least or t in queue.waiting or t in (tenant, queue.last)
             }

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 
 FADE = 0.97
 """Weight of all former observations at each new one: the last thirty or so count."""
-MIN_OBSERVATIONS = 5
-"""Fewer say nothing; the first ones after a start are slow."""
+NUM_COLD = 5
+"""The first ones after a start are slow, and not looked at."""
+MIN_OBSERVATIONS = 10
+"""Fewer, the cold ones included, say nothing."""
 
 
 @dataclass(slots=True)
@@ -31,6 +33,8 @@ class TtftModel:
     def observe(self, work: float, seconds: float) -> None:
         """One request's first token came that long after it was sent to its worker."""
         self.num_observations += 1
+        if self.num_observations <= NUM_COLD:
+            return
         self._n = self._n * FADE + 1
         self._x = self._x * FADE + work
         self._t = self._t * FADE + seconds

@@ -10,15 +10,20 @@ leave     always once, whatever became of it
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from core.clock import Clock
 from core.errors import DeadlineError, TandemError
 from router.fleet.fleet import Fleet
+from router.fleet.policy import WorkerView
 from router.line.fair_queue import ORDER, FairQueue, Ticket
 from router.line.gate import GateSettings, InFlight, is_open, num_prompt_workers
 from router.line.ttft_model import TtftModel
 from state.tenants import PriorityClass
+
+Views: TypeAlias = Sequence[WorkerView]
 
 
 @dataclass(slots=True)
@@ -53,15 +58,20 @@ class WaitingLine:
             counts[ticket.priority_class] += 1
         return counts
 
-    def predicted_ttft_s(self, ticket: Ticket) -> float | None:
-        """From now to its first token, if it joins now; None: not known."""
-        return self.model.predict(self._work(self._queue.tokens_ahead(ticket), ticket))
+    def views(self) -> Views:
+        """The workers as they are now; asked once for all that is decided about a request."""
+        return self._fleet.views()
 
-    async def join(self, ticket: Ticket, deadline: float) -> None:
+    def predicted_ttft_s(self, ticket: Ticket, views: Views) -> float | None:
+        """From now to its first token, if it joins now; None: not known."""
+        ahead = self._queue.tokens_ahead(ticket) if self._waiters else 0
+        return self.model.predict(self._work(ahead, ticket, views))
+
+    async def join(self, ticket: Ticket, deadline: float, views: Views) -> None:
         """Returns when it may be sent. Raises DeadlineError, and what `end_all` is given."""
         self._queue.push(ticket)
-        if self._queue.head() is ticket and self._may_go(ticket):
-            self._send(ticket)
+        if self._queue.head() is ticket and self._may_go(ticket, views):
+            self._send(ticket, views)
             return
         waiter = asyncio.get_running_loop().create_future()
         self._waiters[ticket] = waiter
@@ -99,22 +109,25 @@ class WaitingLine:
                 waiter.set_exception(error)
 
     def _advance(self) -> None:
-        while (head := self._queue.head()) is not None and self._may_go(head):
+        while (head := self._queue.head()) is not None:
+            views = self.views()
+            if not self._may_go(head, views):
+                return
             waiter = self._waiters.get(head)
             if waiter is None or waiter.done():
                 self._queue.remove(head)  # its task is about to notice that it is over
                 continue
-            self._send(head)
+            self._send(head, views)
             waiter.set_result(None)
 
-    def _may_go(self, ticket: Ticket) -> bool:
+    def _may_go(self, ticket: Ticket, views: Views) -> bool:
         in_flight = InFlight(self._num_sent_waiting, self._sent_tokens, len(self._sent))
-        return is_open(self._fleet.views(), in_flight, ticket.priority_class, self._settings)
+        return is_open(views, in_flight, ticket.priority_class, self._settings)
 
-    def _send(self, ticket: Ticket) -> None:
+    def _send(self, ticket: Ticket, views: Views) -> None:
         self._queue.remove(ticket)
         self._queue.served(ticket, prompt_tokens=max(1, ticket.num_tokens))
-        self._sent[ticket] = _Sent(self._clock.now(), self._work(0, ticket))
+        self._sent[ticket] = _Sent(self._clock.now(), self._work(0, ticket, views))
         self._sent_tokens += ticket.num_tokens
         self._num_sent_waiting += 1
 
@@ -124,9 +137,8 @@ class WaitingLine:
             self._sent_tokens -= ticket.num_tokens
             self._num_sent_waiting -= 1
 
-    def _work(self, tokens_ahead: int, ticket: Ticket) -> float:
+    def _work(self, tokens_ahead: int, ticket: Ticket, views: Views) -> float:
         """What has to be computed until its first token, for each worker that does so."""
-        views = self._fleet.views()
         workers = max(1, num_prompt_workers(views, self._settings))
         # Others' routers send to the same workers: what those report may be more than ours.
         reported = sum(view.prefill_tokens for view in views)
