@@ -27,6 +27,7 @@ from core.errors import ConfigError
 from core.faults import parse_faults
 
 ENV_PREFIX = "TANDEM_"
+MIN_ADMIN_TOKEN_LENGTH = 16
 
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
@@ -162,6 +163,13 @@ class RouterConfig(_Section):
     """Address the public gRPC server binds."""
     grpc_port: Port = 50051
     """Port of the public gRPC server; 0 picks a free one."""
+    admin_host: str = "127.0.0.1"
+    """Address the admin server binds."""
+    admin_port: Port | None = None
+    """Port of the admin server (keys, usage, limits); 0 picks a free one, unset: there is none."""
+    admin_token: str | None = Field(default=None, repr=False)
+    """What the admin server's callers show as `Authorization: Bearer`, 16 characters or more;
+    admin_port needs it."""
     tls_certificate: str | None = None
     """Certificate chain (PEM) that both public servers show; set, HTTP is HTTPS and gRPC is
     encrypted. New connections take a file that was replaced."""
@@ -174,6 +182,13 @@ class RouterConfig(_Section):
     """combined: send prompts straight to decode workers, which compute them themselves."""
     max_num_requests: PositiveInt = 1024
     """Requests in the house at once; more are answered 429."""
+    max_waiting_prompt_tokens: PositiveInt = 1_048_576
+    """Prompt tokens that may wait in the house for their first output token; more are answered
+    429. A prompt that nothing waits before is always taken."""
+    dispatch_ahead_tokens: PositiveInt | None = None
+    """Prompt tokens that each worker that computes prompts is given before the rest waits at the
+    router, where higher classes go first and tenants take turns. Unset: eight times
+    scheduler.prefill_chunk_tokens."""
     request_timeout_s: PositiveFloat = 600.0
     """Deadline of a request that names none."""
     max_attempts: PositiveInt = 4
@@ -190,8 +205,8 @@ class RouterConfig(_Section):
     max_body_bytes: PositiveInt = 16 * 1024 * 1024
     """Largest request body, and largest gRPC message; more is answered 413."""
     grpc_keepalive_s: PositiveFloat = 20.0
-    """Public gRPC asks a silent client this often whether it is still there, and ends its calls when
-    no answer comes for as long again. Clients may ask five times as often, and no more."""
+    """Public gRPC asks a silent client this often whether it is still there, and ends its calls
+    when no answer comes for as long again. Clients may ask five times as often, and no more."""
     cors_origins: str = ""
     """Origins whose web pages may call the HTTP API from a browser, separated by commas, or `*` for
     any. Empty: none, and browsers refuse."""
@@ -199,6 +214,14 @@ class RouterConfig(_Section):
     """Write prompts to the log. Off: they never leave the process."""
 
     _files = field_validator("tls_certificate", "tls_key", "tls_client_ca")(_absolute)
+
+    @model_validator(mode="after")
+    def _the_admin_server_has_a_token(self) -> RouterConfig:
+        if self.admin_port is not None and len(self.admin_token or "") < MIN_ADMIN_TOKEN_LENGTH:
+            raise ValueError(
+                f"admin_port needs an admin_token of {MIN_ADMIN_TOKEN_LENGTH} characters or more"
+            )
+        return self
 
     @model_validator(mode="after")
     def _the_front_door_has_certificate_and_key(self) -> RouterConfig:
@@ -243,6 +266,35 @@ class GuardConfig(_Section):
         if url is not None and not url.startswith(("http://", "https://")):
             raise ValueError("must begin with http:// or https://")
         return url
+
+
+class TenantsConfig(_Section):
+    """API keys: who may ask, how much, and what it costs. With state.backend = redis all routers
+    share keys, limits and usage; otherwise they lie in a file."""
+
+    require_keys: bool = False
+    """Refuse requests without a good API key (`tandem keys create`). Off: nobody looks at keys."""
+    file: str | None = None
+    """Keys and usage where state.backend is memory; unset: ~/.local/share/tandem/tenants.db."""
+    open_metrics: bool = True
+    """`/metrics` needs no key, as `/health`, `/live` and `/ready` never do."""
+    refresh_s: PositiveFloat = 1.0
+    """How old a router's knowledge of a key may be: a revoked one is refused after that."""
+    store_timeout_s: PositiveFloat = 0.25
+    """Deadline of a look at shared keys and limits; past it the router goes on with its own share
+    of each limit until the store answers again."""
+    cached_token_weight: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """What a prompt token found in a prefix cache counts towards limits and quotas."""
+    batch_token_weight: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """What tokens of the batch class count towards limits and quotas."""
+    class_headroom: Annotated[float, Field(ge=0, lt=0.5)] = 0.1
+    """Share of the house (requests and waiting tokens) that each priority class leaves to those
+    above it."""
+    prices_file: str | None = None
+    """TOML file with a section for each model: input, cached_input and output, in money for a
+    million tokens, and batch_discount."""
+
+    _files = field_validator("file", "prices_file")(_absolute)
 
 
 class WorkerConfig(_Section):
@@ -384,6 +436,7 @@ class Config(_Section):
     parallel: ParallelConfig = ParallelConfig()
     router: RouterConfig = RouterConfig()
     guard: GuardConfig = GuardConfig()
+    tenants: TenantsConfig = TenantsConfig()
     worker: WorkerConfig = WorkerConfig()
     kv_transfer: TransferConfig = TransferConfig()
     tls: TlsConfig = TlsConfig()
@@ -427,6 +480,14 @@ def run_dir(config: ClusterConfig, environ: Mapping[str, str] | None = None) -> 
     if config.run_dir is not None:
         return Path(config.run_dir).expanduser()
     return _cache_home(environ) / "run"
+
+
+def tenants_file(config: TenantsConfig, environ: Mapping[str, str] | None = None) -> Path:
+    """Keys and usage of an embedded state: the setting, else under the user's data directory."""
+    if config.file is not None:
+        return Path(config.file)
+    home = (os.environ if environ is None else environ).get("XDG_DATA_HOME")
+    return (Path(home) if home else Path.home() / ".local" / "share") / "tandem" / "tenants.db"
 
 
 def kernel_cache_dir(environ: Mapping[str, str] | None = None) -> Path:

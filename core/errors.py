@@ -64,6 +64,20 @@ class ModelNotFoundError(BadRequestError):
     http_status = 404
 
 
+class AuthenticationError(TandemError):
+    """No API key, or one that is not (or no longer) good. Which of these is not told apart."""
+
+    code = "invalid_api_key"
+    http_status = 401
+
+
+class PermissionDeniedError(TandemError):
+    """The API key is good, but not for this model or endpoint."""
+
+    code = "permission_denied"
+    http_status = 403
+
+
 class UnavailableError(TandemError):
     """Nobody can take the request now. `reason` is no_worker, draining, saturated or guard."""
 
@@ -82,6 +96,17 @@ class OverloadedError(UnavailableError):
 
     code = "rate_limit_exceeded"
     http_status = 429
+
+
+class RateLimitedError(OverloadedError):
+    """The API key's own rate or concurrency is used up. `reason` is requests, tokens, too_large or
+    concurrency."""
+
+
+class QuotaError(OverloadedError):
+    """The API key's tokens of this day are used up."""
+
+    code = "insufficient_quota"
 
 
 class DeadlineError(TandemError):

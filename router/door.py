@@ -10,15 +10,15 @@ from dataclasses import dataclass
 
 from core.clock import Clock
 from core.errors import TandemError
-from router.admission import Admission
 from router.fleet.fleet import Fleet
 from router.guard.guard import Guard
 from router.life.request_life import LifeSettings
 from router.life.served_life import ServedLife
-from router.limits import check_model
 from router.metrics import RouterMetrics
 from router.running import RunningRequests
+from router.tenants.call import Call
 from router.texts import Texts
+from router.visit import Hall, Served, Visit
 from text.generation_defaults import GenerationDefaults
 
 
@@ -44,7 +44,7 @@ class Door:
         *,
         fleet: Fleet,
         texts: Texts,
-        admission: Admission,
+        hall: Hall,
         metrics: RouterMetrics,
         settings: DoorSettings,
         clock: Clock,
@@ -53,7 +53,8 @@ class Door:
         self.fleet = fleet
         self.guard = guard
         self.texts = texts
-        self.admission = admission
+        self.hall = hall
+        self.admission = hall.admission
         self.metrics = metrics
         self.settings = settings
         self.clock = clock
@@ -62,28 +63,26 @@ class Door:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def enter(self, model: str) -> None:
-        """Takes a place; followed by exactly one `leave`.
-
-        Raises ModelNotFoundError, and what `Admission.enter` raises.
-        """
+    def enter(self, model: str, call: Call) -> Visit:
+        """Takes a place; followed by exactly one `leave`. Raises what `Visit.enter` raises."""
+        visit = Visit(self.hall, call)
         try:
-            check_model(model, self.settings.model)
-            self.admission.enter()
+            visit.enter(model)
         except TandemError as error:
             self.metrics.refused(error.code)
             raise
         self.metrics.started()
         self._idle.clear()
+        return visit
 
     def begin(self, life: ServedLife) -> None:
         """The request is tokenised and will now ask for workers."""
         self._lives.add(life)
 
-    def leave(self, outcome: str, life: ServedLife | None) -> None:
+    def leave(self, outcome: str, life: ServedLife | None, visit: Visit, served: Served) -> None:
         if life is not None:
             self._lives.discard(life)
-        self.admission.leave()
+        visit.leave(outcome, served)
         self.metrics.finished(outcome, life)
         if self.admission.num_running == 0:
             self._idle.set()
@@ -92,6 +91,7 @@ class Door:
         """Every request inside fails with this."""
         for life in tuple(self._lives):
             life.end(error)
+        self.hall.line.end_all(error)
 
     async def drained(self, timeout_s: float) -> bool:
         """Whether the house became empty in time."""

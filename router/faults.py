@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from core.errors import BadRequestError, TandemError, UnavailableError
@@ -38,4 +39,4 @@ def fault_of(error: TandemError) -> Fault:
 
 def _retry_after(error: TandemError) -> int:
     advice = error.retry_after_s if isinstance(error, UnavailableError) else RETRY_AFTER_S
-    return max(1, round(advice))
+    return max(1, math.ceil(advice))

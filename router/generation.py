@@ -36,6 +36,8 @@ from router.message.reader import MessageReader
 from router.message.thoughts import ThoughtSplitter, thinking_after
 from router.request_spec import ChatPrompt, RequestSpec
 from router.structure.answer_grammar import Wish, needs_grammar
+from router.tenants.call import current_call
+from router.visit import Served, Visit
 
 log = logging.getLogger(__name__)
 
@@ -79,8 +81,10 @@ class Generation:
         self.seed = 0
         self.prompt_token_ids: tuple[int, ...] = ()
         self._door = door
+        self._call = current_call()
         self._timeline = RequestTimeline(received)
         self._guarded: GuardedRequest | None = None
+        self._visit: Visit | None = None
         self._life: ServedLife | None = None
         self._client_id = client_id
         self._cancel_id = self.request_id if part_of is None else part_of.request_id
@@ -150,11 +154,11 @@ class Generation:
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """What each choice gains, until all have ended. Raises TandemError; close it always."""
-        self._door.enter(self.spec.model)
+        self._visit = visit = self._door.enter(self.spec.model, self._call)
         self._door.running.add(self, self._cancel_id, self._client_id)
         outcome = "internal_error"
         try:
-            async with aclosing(self._serve()) as deltas:
+            async with aclosing(self._serve(visit)) as deltas:
                 async for delta in deltas:
                     yield delta
             outcome = "finished"
@@ -166,27 +170,33 @@ class Generation:
             raise
         finally:
             self._door.running.remove(self, self._cancel_id, self._client_id)
-            self._door.leave(outcome, self._life)
+            usage = self.usage
+            served = Served(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+            self._door.leave(outcome, self._life, visit, served)
 
     def cancel(self) -> None:
         """`deltas` raises CancelledRequestError soon."""
         self._cancelled = CancelledRequestError("the request was cancelled")
         if self._life is not None:
             self._life.end(self._cancelled)
+        if self._visit is not None:
+            self._visit.end(self._cancelled)
 
-    async def _serve(self) -> AsyncGenerator[Delta, None]:
-        request = await self._admit()
+    async def _serve(self, visit: Visit) -> AsyncGenerator[Delta, None]:
+        request = await self._admit(visit)
         if self._cancelled is not None:
             raise self._cancelled
         door = self._door
         self._life = self._begin(request)
         door.begin(self._life)
+        await visit.turn(self._life)
         told = self._told(self._life)
         if self._guarded is not None:
             told = self._guarded.passed(told, self._life.end_choice)
         async with aclosing(told) as deltas:
             async for delta in deltas:
                 self._note(delta)
+                visit.gained(len(delta.token_ids))
                 yield delta
 
     def _begin(self, request: AdmittedRequest) -> ServedLife:
@@ -224,19 +234,19 @@ class Generation:
             return best_choices(life.deltas(), spec.n, tell_logprobs=spec.logprobs is not None)
         return life.deltas()
 
-    async def _admit(self) -> AdmittedRequest:
-        """The checked and tokenised request, within its deadline."""
-        spec, clock = self.spec, self._door.clock
-        timeout_s = self._door.settings.request_timeout_s
-        if spec.timeout_s is not None:
-            timeout_s = min(timeout_s, spec.timeout_s)
+    async def _admit(self, visit: Visit) -> AdmittedRequest:
+        """The checked, tokenised and charged request, within its deadline."""
+        spec, clock, call = self.spec, self._door.clock, self._call
+        timeouts_s = (self._door.settings.request_timeout_s, spec.timeout_s, call.timeout_s)
+        timeout_s = min(each for each in timeouts_s if each is not None)
         deadline = self._timeline.received + timeout_s
         self._timeline.tokenize_began = clock.now()
         prompt, guard = spec.prompt, self._door.guard
+        tenant = call.tenant or spec.tenant
         try:
             async with asyncio.timeout(max(0.0, deadline - clock.now())):
                 if guard is not None:
-                    self._guarded = await guard.admit(spec, self.request_id, spec.tenant)
+                    self._guarded = await guard.admit(spec, self.request_id, tenant)
                     prompt = self._guarded.prompt
                 token_ids = await self._door.texts.encode(prompt, spec.add_special_tokens)
                 bad_words = await self._door.texts.bad_words(spec.bad_words)
@@ -249,17 +259,19 @@ class Generation:
         if self._door.settings.log_prompts:
             log.info("request %s asks: %s", self.request_id, prompt)
         self.seed = new_seed() if spec.seed is None else spec.seed % 2**64
+        sampling = self._sampling(bad_words)
+        await visit.charge(len(self.prompt_token_ids), lease_s=timeout_s)
         return AdmittedRequest(
             request_id=self.request_id,
             model=self._door.settings.model,
             token_ids=self.prompt_token_ids,
             n=spec.num_choices,
-            sampling=self._sampling(bad_words),
+            sampling=sampling,
             stop=spec.stop,
             deadline=deadline,
-            priority=spec.priority,
-            cache_salt=spec.cache_salt,
-            tenant=spec.tenant,
+            priority=visit.worker_priority(spec.priority),
+            cache_salt=call.cache_salt(spec.cache_salt),
+            tenant=tenant,
             grammar=grammar,
         )
 

@@ -30,7 +30,8 @@ MAX_TEMPLATE_LENGTH = 64 * 1024
 """Characters of a client's own chat template; models' own have a few thousand."""
 MAX_LOGIT_BIAS = 1024
 MAX_SALT_LENGTH = 256
-MAX_PRIORITY = 2**31 - 1
+MAX_PRIORITY = 100
+"""Either way, within the class of the client's key: nobody asks himself past another class."""
 SEED_RANGE = 2**63
 ROLES = ("system", "developer", "user", "assistant", "tool")
 

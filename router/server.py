@@ -1,8 +1,8 @@
 """The router as one object: composition, and the order of starting and stopping.
 
-start   membership > HTTP > gRPC, and the bound ports
+start   membership and limits > HTTP > gRPC > admin, and the bound ports
 stop    refuse new requests, let the others finish within the grace, fail those that don't (503),
-        end HTTP, gRPC, membership and sessions
+        end HTTP, gRPC, admin, membership, sessions and limits
 """
 
 from __future__ import annotations
@@ -14,9 +14,15 @@ from dataclasses import dataclass
 
 from core.clock import Clock, MonotonicClock
 from core.config import Config
-from protos.certificate_files import front_certificates, peer_certificates
+from protos.certificate_files import (
+    CertificateFiles,
+    FrontTls,
+    front_certificates,
+    peer_certificates,
+)
 from protos.secure_grpc import is_loopback
-from router.admission import Admission, shutting_down
+from router.admin.app import Admin, create_admin_app
+from router.admission import shutting_down
 from router.dialect import make_dialect
 from router.door import Door, DoorSettings
 from router.fleet.fleet import Fleet
@@ -32,6 +38,7 @@ from router.life.request_life import LifeSettings
 from router.metrics import RouterMetrics
 from router.rpc.server import GrpcServer
 from router.structure.grammar_check import GrammarCheck
+from router.tenancy import Tenancy
 from router.texts import Texts
 from state.store import Store
 from text.card import ModelCard
@@ -56,6 +63,7 @@ class RouterPorts:
 
     http: int
     grpc: int
+    admin: int | None = None
 
 
 class RouterServer:
@@ -93,12 +101,14 @@ class RouterServer:
                 GrammarCompiler(lambda: grammar_vocabulary(tokenizer, card.vocab_size))
             ),
         )
+        settings = _door_settings(config, card)
+        self._tenancy = Tenancy(config, self.fleet, self.metrics, clock, model=settings.model)
         self._door = Door(
             fleet=self.fleet,
             texts=self._texts,
-            admission=Admission(router.max_num_requests),
+            hall=self._tenancy.hall,
             metrics=self.metrics,
-            settings=_door_settings(config, card),
+            settings=settings,
             clock=clock,
             guard=build_guard(config, tokenizer, card, self.metrics.registry, clock),
         )
@@ -109,7 +119,7 @@ class RouterServer:
             timeout_s=config.state.timeout_s,
         )
         http = HttpSettings(router.max_body_bytes, int(time.time()), _origins(router.cors_origins))
-        app = create_app(self._door, http)
+        app = create_app(self._door, http, self._tenancy.gatekeeper)
         self._http = HttpServer(
             app, host=router.http_host, port=router.http_port, certificates=front
         )
@@ -119,9 +129,15 @@ class RouterServer:
             port=router.grpc_port,
             max_body_bytes=router.max_body_bytes,
             keepalive_s=router.grpc_keepalive_s,
+            gatekeeper=self._tenancy.gatekeeper,
             certificates=front,
         )
-        for name, host in (("http_host", router.http_host), ("grpc_host", router.grpc_host)):
+        self._admin = _admin_server(config, self._tenancy, front)
+        for name, host in (
+            ("http_host", router.http_host),
+            ("grpc_host", router.grpc_host),
+            ("admin_host", router.admin_host),
+        ):
             if front is None and not is_loopback(host):
                 log.warning("router.%s is %s without router.tls_certificate: plain", name, host)
         self._following: asyncio.Task[None] | None = None
@@ -136,18 +152,26 @@ class RouterServer:
         Raises ConfigError if a port is taken; then nothing is left running.
         """
         self._following = asyncio.create_task(self._membership.run(), name="membership")
+        self._tenancy.start()
         try:
             http_port = await self._http.start(timeout_s=START_TIMEOUT_S)
             grpc_port = await self._grpc.start()
+            admin_port = None
+            if self._admin is not None:
+                admin_port = await self._admin.start(timeout_s=START_TIMEOUT_S)
+                log.info("admin server on port %d", admin_port)
         except BaseException:
             await self.stop(grace_s=0.0)
             raise
-        return RouterPorts(http_port, grpc_port)
+        return RouterPorts(http_port, grpc_port, admin_port)
 
     async def wait(self) -> None:
-        """Until `stop`. Raises what broke the membership loop, if anything ever does."""
+        """Until `stop`. Raises what broke the loop of membership or limits, if anything does."""
         assert self._following is not None, "not started"
-        await asyncio.shield(self._following)
+        tasks = {self._following, *self._tenancy.tasks}
+        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in ended:
+            task.result()
 
     async def stop(self, grace_s: float = 5.0) -> None:
         """Refuses new requests, lets the present ones end in time, then ends all. Idempotent."""
@@ -157,13 +181,28 @@ class RouterServer:
             await self._door.drained(LAST_WORDS_S)
         await self._http.stop()
         await self._grpc.stop()
+        if self._admin is not None:
+            await self._admin.stop()
         self._membership.close()
         if self._following is not None:
             await asyncio.wait({self._following})
         await self.fleet.close()
+        await self._tenancy.close()
         self._texts.close()
         if self._door.guard is not None:
             await self._door.guard.close()
+
+
+def _admin_server(
+    config: Config, tenancy: Tenancy, front: CertificateFiles[FrontTls] | None
+) -> HttpServer | None:
+    router, store = config.router, tenancy.store
+    if router.admin_port is None or router.admin_token is None or store is None:
+        return None
+    app = create_admin_app(
+        Admin(router.admin_token, store, tenancy.hall, tenancy.ring, tenancy.limits)
+    )
+    return HttpServer(app, host=router.admin_host, port=router.admin_port, certificates=front)
 
 
 def _session_settings(config: Config) -> SessionSettings:

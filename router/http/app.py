@@ -11,6 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 from router.door import Door
 from router.generation import Generation
 from router.http.body import read_body
+from router.http.calls import CallMiddleware
 from router.http.chat import ChatAnswer
 from router.http.completions import CompletionAnswer
 from router.http.documentation import add_documentation
@@ -24,6 +25,7 @@ from router.http.responses_schema import ResponsesBody
 from router.http.schema import ChatBody, CompletionBody
 from router.http.tokenization import add_tokenization
 from router.identifiers import client_request_id
+from router.tenants.gatekeeper import Gatekeeper
 
 PREFLIGHT_S = 600
 """How long browsers may remember what a preflight said."""
@@ -40,11 +42,13 @@ class HttpSettings:
     """Whose web pages may call from a browser; `*` for all."""
 
 
-def create_app(door: Door, settings: HttpSettings) -> FastAPI:
+def create_app(door: Door, settings: HttpSettings, gatekeeper: Gatekeeper) -> FastAPI:
     """The application; it owns nothing and can be served by any ASGI server."""
     app = FastAPI(
         title="Tandem", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
     )
+    # The last that is added is the first that a request passes
+    app.add_middleware(CallMiddleware, gatekeeper=gatekeeper)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,

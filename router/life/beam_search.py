@@ -52,6 +52,11 @@ class BeamSearch:
         """Computed the prompt."""
 
     @property
+    def num_tokens_to_compute(self) -> int:
+        """Of the prompt, which the first of the small requests computes."""
+        return len(self.request.token_ids)
+
+    @property
     def prompt_logprobs(self) -> Mapping[int, TokenLogprobs]:
         return self._first.prompt_logprobs if self._first else {}
 

@@ -85,6 +85,11 @@ class RequestLife:
         self._error: TandemError | None = None
 
     @property
+    def num_tokens_to_compute(self) -> int:
+        """Prompt tokens that no worker is thought to have cached; at least one."""
+        return self._placement.num_tokens_to_compute
+
+    @property
     def num_output_tokens(self) -> int:
         return sum(len(choice.token_ids) for choice in self.choices)
 

@@ -19,6 +19,9 @@ class ServedLife(Protocol):
     timeline: RequestTimeline
 
     @property
+    def num_tokens_to_compute(self) -> int: ...
+
+    @property
     def num_output_tokens(self) -> int: ...
 
     @property

@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 STATUS = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
     404: grpc.StatusCode.NOT_FOUND,
     408: grpc.StatusCode.DEADLINE_EXCEEDED,
     AmbiguousRequestError.http_status: grpc.StatusCode.FAILED_PRECONDITION,
