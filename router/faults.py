@@ -21,6 +21,8 @@ class Fault:
     message: str
     param: str | None
     retry_after_s: int | None
+    reason: str = ""
+    """Of those that pass: what there was too much of, or too little."""
 
 
 def fault_of(error: TandemError) -> Fault:
@@ -34,6 +36,7 @@ def fault_of(error: TandemError) -> Fault:
         message=error.message,
         param=error.param if isinstance(error, BadRequestError) else None,
         retry_after_s=_retry_after(error) if status in RETRY_STATUSES else None,
+        reason=error.reason if isinstance(error, UnavailableError) else "",
     )
 
 

@@ -106,7 +106,8 @@ class CompletionAnswer:
         return place.of_prompt(generation.prompt_token_ids, logprobs, self._body.logprobs)
 
     def _logprobs_of(self, index: int, delta: Delta) -> dict[str, object] | None:
-        return self._place(index).of(delta) if delta.logprobs else None
+        has_place = bool(delta.logprobs) or delta.unspelled
+        return self._place(index).of(delta) if has_place else None
 
     def _place(self, index: int) -> CompletionLogprobs:
         if index not in self._logprobs:

@@ -19,7 +19,6 @@ from router.identifiers import echoed_request_id, new_request_id
 log = logging.getLogger(__name__)
 
 TYPES = {
-    401: "authentication_error",
     403: "permission_error",
     408: "timeout_error",
     429: "rate_limit_error",

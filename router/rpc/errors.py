@@ -64,6 +64,10 @@ async def abort(context: Context, error: TandemError) -> NoReturn:
         ("tandem-param", fault.param or ""),
         (DETAILS_KEY, _details(fault, code, message).SerializeToString()),
     ]
+    if fault.reason:
+        metadata.append(("tandem-reason", fault.reason))
+    if fault.retry_after_s is not None:
+        metadata.append(("retry-after", str(fault.retry_after_s)))
     await context.abort(code, message, trailing_metadata=tuple(metadata))
 
 

@@ -102,6 +102,23 @@ STREAM_OPTIONS: dict[str, Fields] = {
     "stream_options.continuous_usage_stats": {"continuous_usage_stats": True},
     "stream_options.include_obfuscation": {"include_obfuscation": False},
 }
+STRUCTURE: dict[str, list[Fields]] = {
+    "response_format": [
+        {"response_format": {"type": "json_object"}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}}},
+    ],
+    "structured_outputs": [{"structured_outputs": {"choice": ["a", "b"]}}],
+    "guided_json": [{"guided_json": {"type": "object"}}],
+    "guided_regex": [{"guided_regex": "[a-z]+"}],
+    "guided_choice": [{"guided_choice": ["a", "b"]}],
+    "guided_grammar": [{"guided_grammar": 'start: "a"'}],
+}
+TOOLS: list[Fields] = [{"type": "function", "function": {"name": "f"}}]
+CALLING: dict[str, list[Fields]] = {
+    "tools": [{"tools": TOOLS}],
+    "tool_choice": [{"tools": TOOLS, "tool_choice": choice} for choice in ("none", "required")],
+    "parallel_tool_calls": [{"tools": TOOLS, "parallel_tool_calls": False}],
+}
 TRUSTING: dict[str, dict[str, object]] = {"router": {"trust_request_chat_template": True}}
 
 
@@ -110,13 +127,13 @@ def supported(api: str) -> set[str]:
 
 
 def test_there_is_a_case_for_every_supported_field() -> None:
-    assert supported("chat") <= CHAT_CASES.keys()
-    assert supported("completions") <= COMPLETION_CASES.keys()
+    assert supported("chat") <= CHAT_CASES.keys() | STRUCTURE.keys() | CALLING.keys()
+    assert supported("completions") <= COMPLETION_CASES.keys() | STRUCTURE.keys()
 
 
 def test_a_chat_stream_taken_together_is_the_whole_answer_for_every_field(texts: Texts) -> None:
     async def test(h: House) -> None:
-        for name, cases in CHAT_CASES.items():
+        for name, cases in (CHAT_CASES | STRUCTURE | CALLING).items():
             for case in cases:
                 fields = CHAT | case
                 if "max_completion_tokens" in case:
@@ -133,7 +150,7 @@ def test_a_completion_stream_taken_together_is_the_whole_answer_for_every_field(
     texts: Texts,
 ) -> None:
     async def test(h: House) -> None:
-        for name, cases in COMPLETION_CASES.items():
+        for name, cases in (COMPLETION_CASES | STRUCTURE).items():
             for case in cases:
                 fields = COMPLETION | case
                 options = {"stream_options": STREAM_OPTIONS.get(name, {})}

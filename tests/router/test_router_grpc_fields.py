@@ -59,6 +59,15 @@ def chatting(http: Json, **fields: Any) -> Case:
     return Case({"messages": MESSAGES} | http, chat=pb.Chat(**given))
 
 
+def calling(http: Json, grpc_fields: Json) -> Case:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    return Case(
+        {"messages": MESSAGES, "tools": tools} | http,
+        {"tools": [pb.Tool(name="f")]} | grpc_fields,
+        chat=CHAT,
+    )
+
+
 CASES: dict[str, list[Case]] = {
     "model": [same()],
     "prompt": [Case({"prompt": PROMPT}, {"prompt": PROMPT})],
@@ -118,6 +127,23 @@ CASES: dict[str, list[Case]] = {
     "sampling.use_beam_search": [beams(), beams(n=2)],
     "sampling.length_penalty": [beams(length_penalty=0.5)],
     "sampling.early_stopping": [beams(early_stopping=True)],
+    "output_format": [
+        Case(
+            {"response_format": {"type": "json_object"}},
+            {"output_format": pb.OutputFormat(json_object=True)},
+        ),
+        Case(
+            {"structured_outputs": {"regex": "[a-z]+"}},
+            {"output_format": pb.OutputFormat(regex="[a-z]+")},
+        ),
+    ],
+    "tools": [calling({}, {})],
+    "tool_choice": [
+        calling({"tool_choice": "required"}, {"tool_choice": pb.ToolChoice(mode="required")})
+    ],
+    "parallel_tool_calls": [
+        calling({"parallel_tool_calls": False}, {"parallel_tool_calls": False})
+    ],
 }
 
 
