@@ -47,7 +47,10 @@ def resolve_max_tokens(spec: RequestSpec, num_prompt_tokens: int, max_model_len:
             f"{num_prompt_tokens}{asked}",
             param=spec.prompt_param,
         )
-    max_tokens = room if spec.max_tokens is None else wanted
+    max_tokens = wanted
+    if spec.max_tokens is None:
+        default = spec.default_max_tokens
+        max_tokens = room if default is None else min(room, max(default, spec.min_tokens))
     if spec.min_tokens > max_tokens:
         raise BadRequestError(
             f"min_tokens is {spec.min_tokens}, but only {max_tokens} fit", param="min_tokens"

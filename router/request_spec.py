@@ -143,6 +143,8 @@ class RequestSpec:
     beams: BeamSpec | None = None
     max_tokens: int | None = None
     """0: only the prompt is told again, with `echo`."""
+    default_max_tokens: int | None = None
+    """Where `max_tokens` is None: so many, if they fit; None: what fits."""
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None

@@ -26,6 +26,7 @@ class ChatAnswer:
         self._generation = generation
         self._names = TokenNames(tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
         self._usage = RunningUsage([generation]) if body.continuous_usage else None
+        self._with_ids = bool(body.return_token_ids)
         self._head: dict[str, object] = {
             "id": f"chatcmpl-{generation.request_id}",
             "object": "chat.completion.chunk" if body.streams else "chat.completion",
@@ -58,9 +59,8 @@ class ChatAnswer:
                     choices[delta.choice].message.content.append(self._generation.echo_text)
                 message = self._read(delta)
                 choices[delta.choice].add(message, delta, chat_logprobs(self._names, delta))
-        with_ids = bool(self._body.return_token_ids)
         answer = self._head | {
-            "choices": [choices[index].to_json(index, with_ids) for index in sorted(choices)],
+            "choices": [choices[index].to_json(index, self._with_ids) for index in sorted(choices)],
             "usage": usage_of([self._generation]),
             **self._prompt_fields(),
         }
@@ -72,7 +72,7 @@ class ChatAnswer:
         """What of the prompt the client asked for, beside the choices as in vLLM."""
         fields: dict[str, object] = {}
         generation = self._generation
-        if self._body.return_token_ids:
+        if self._with_ids:
             fields["prompt_token_ids"] = list(generation.prompt_token_ids)
         if (logprobs := generation.prompt_logprobs) is not None:
             fields["prompt_logprobs"] = prompt_logprobs_json(
@@ -93,13 +93,12 @@ class ChatAnswer:
     def _delta_frame(self, delta: Delta) -> bytes:
         """Empty where the client would learn nothing: text that is held back."""
         usage = self._usage.add(len(delta.token_ids)) if self._usage else None
-        with_ids = bool(self._body.return_token_ids)
         message = self._read(delta)
-        if message.is_empty and not (delta.logprobs or with_ids):
+        if message.is_empty and not (delta.logprobs or self._with_ids):
             return b""
         logprobs = chat_logprobs(self._names, delta)
         choice = _choice(delta.choice, delta_of(message), logprobs, message.finish_reason)
-        if with_ids:
+        if self._with_ids:
             choice["token_ids"] = list(delta.token_ids)
         return self._choice_frames.frame(choice, usage=usage)
 

@@ -38,6 +38,7 @@ class CompletionAnswer:
         self._tokenizer = tokenizer
         self._names = TokenNames(tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
         self._usage = RunningUsage(generations) if body.continuous_usage else None
+        self._with_ids = bool(body.return_token_ids)
         self._logprobs: dict[int, CompletionLogprobs] = {}
         self._head: dict[str, object] = {
             "id": f"cmpl-{generations[0].request_id}",
@@ -73,9 +74,8 @@ class CompletionAnswer:
                     choices[index] = _WholeChoice([generation.echo_text], others)
                     choices[index].logprobs.append(self._echoed_logprobs(index, generation))
                 choices[index].add(delta, self._logprobs_of(index, delta))
-        with_ids = bool(self._body.return_token_ids)
         answer = self._head | {
-            "choices": [choices[index].to_json(index, with_ids) for index in sorted(choices)],
+            "choices": [choices[index].to_json(index, self._with_ids) for index in sorted(choices)],
             "usage": usage_of(self._generations),
         }
         if self._body.include_timings:
@@ -88,7 +88,7 @@ class CompletionAnswer:
     def _prompt_fields(self, generation: Generation) -> dict[str, object]:
         """What of its prompt a choice tells, as in vLLM."""
         fields: dict[str, object] = {}
-        if self._body.return_token_ids:
+        if self._with_ids:
             fields["prompt_token_ids"] = list(generation.prompt_token_ids)
         logprobs = generation.prompt_logprobs
         if self._body.prompt_logprobs is not None and logprobs is not None:
@@ -119,24 +119,24 @@ class CompletionAnswer:
 
     def _choice_frame(self, index: int, prompt: int, delta: Delta, *, first: bool) -> bytes:
         """Empty where the client would learn nothing: text that is held back."""
-        generation = self._generations[prompt]
         usage = self._usage.add(len(delta.token_ids)) if self._usage else None
-        parts = [self._echoed_logprobs(index, generation)] if first else []
-        parts.append(self._logprobs_of(index, delta))
-        text = generation.echo_text + delta.text if first else delta.text
-        with_ids = bool(self._body.return_token_ids)
-        if not (first or text or delta.logprobs or delta.finish_reason or with_ids):
+        if not (first or delta.text or delta.logprobs or delta.finish_reason or self._with_ids):
             return b""
         choice: dict[str, object] = {
             "index": index,
-            "text": text,
-            "logprobs": joined_completion_logprobs(parts),
+            "text": delta.text,
+            "logprobs": self._logprobs_of(index, delta) if not first else None,
             "finish_reason": delta.finish_reason,
         }
-        if with_ids:
+        if self._with_ids:
             choice["token_ids"] = list(delta.token_ids)
         if first:
+            generation = self._generations[prompt]
+            echoed = self._echoed_logprobs(index, generation)
+            parts = (echoed, self._logprobs_of(index, delta))
             choice |= self._prompt_fields(generation)
+            choice["text"] = generation.echo_text + delta.text
+            choice["logprobs"] = joined_completion_logprobs(parts)
         return self._choice_frames.frame(choice, usage=usage)
 
     def _final_frame(self) -> bytes:

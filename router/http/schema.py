@@ -28,6 +28,9 @@ from router.tools.tooling import Tooling
 MAX_PROMPTS = 128
 """Prompts of one completion request."""
 
+DEFAULT_COMPLETION_TOKENS = 16
+"""As OpenAI's and vLLM's, for completions that don't say; null is no limit."""
+
 NEUTRAL: dict[str, tuple[object, ...]] = {
     "audio": (None,),
     "documents": (None, []),
@@ -39,6 +42,7 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "mm_processor_kwargs": (None, {}),
     "modalities": (None, ["text"]),
     "prediction": (None,),
+    "prompt_cache_retention": (None, "in-memory", "in_memory"),
     "prompt_embeds": (None,),
     "reasoning_effort": (None,),
     "service_tier": (None, "auto", "default"),
@@ -277,7 +281,7 @@ class ChatBody(_Body):
 
     def _logprobs(self) -> int | None:
         if not self.logprobs:
-            if self.top_logprobs is not None:
+            if self.top_logprobs:
                 raise BadRequestError(
                     "top_logprobs needs logprobs to be true", param="top_logprobs"
                 )
@@ -303,12 +307,16 @@ class CompletionBody(_Body):
             RequestSpec(
                 prompt=prompt,
                 max_tokens=self.max_tokens,
+                default_max_tokens=self._default_max_tokens(),
                 logprobs=self.logprobs,
                 best_of=self.best_of,
                 **common,
             )
             for prompt in self._prompts()
         ]
+
+    def _default_max_tokens(self) -> int | None:
+        return None if "max_tokens" in self.model_fields_set else DEFAULT_COMPLETION_TOKENS
 
     def _check_best_of(self) -> None:
         if self.streams and self.best_of is not None and self.best_of > (self.n or 1):

@@ -155,6 +155,21 @@ def test_special_tokens_are_text_if_asked_for(texts: Texts) -> None:
     in_house(texts, test, language=language)
 
 
+def test_completions_that_do_not_say_how_long_are_short(texts: Texts) -> None:
+    async def test(h: House) -> None:
+        for fields, max_tokens in (
+            ({}, 16),
+            ({"min_tokens": 20}, 20),
+            ({"prompt": list(range(100, 130))}, 10),
+            ({"max_tokens": None}, 40 - len(texts.tokenizer.encode(PROMPT))),
+        ):
+            given: Json = {"prompt": PROMPT, "ignore_eos": True}
+            await whole_completion(h, **(given | fields))
+            assert sampling_of(h).max_tokens == max_tokens
+
+    in_house(texts, test, overrides={"model": {"max_model_len": 40}})
+
+
 def test_tokens_can_be_called_by_their_ids(texts: Texts) -> None:
     async def test(h: House) -> None:
         fields: Json = {"max_tokens": 3, "seed": 1, "return_tokens_as_token_ids": True}
