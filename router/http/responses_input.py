@@ -22,7 +22,7 @@ class _Item(BaseModel):
     status: Status | None = None
 
 
-class TextPart(BaseModel):
+class ItemText(BaseModel):
     """Text of a message. The others are what an answer of ours had beside it."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
@@ -36,7 +36,7 @@ class TextPart(BaseModel):
 class MessageItem(_Item):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[TextPart]
+    content: str | list[ItemText]
     phase: Literal["commentary", "final_answer"] | None = None
 
 
@@ -50,7 +50,7 @@ class FunctionCallItem(_Item):
 class FunctionOutputItem(_Item):
     type: Literal["function_call_output"]
     call_id: str
-    output: str | list[TextPart]
+    output: str | list[ItemText]
 
 
 class SummaryPart(BaseModel):
@@ -169,5 +169,5 @@ class Conversation:
         self._turn = None
 
 
-def _text(content: str | Sequence[TextPart]) -> str:
+def _text(content: str | Sequence[ItemText]) -> str:
     return content if isinstance(content, str) else "\n".join(part.text for part in content)

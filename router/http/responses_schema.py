@@ -124,7 +124,7 @@ class NamedTool(_Strict):
     name: str
 
 
-class StreamOptions(_Strict):
+class ResponsesStreamOptions(_Strict):
     include_obfuscation: Literal[False] | None = None
 
 
@@ -149,7 +149,7 @@ class ResponsesBody(_Strict):
         None
     )
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: ResponsesStreamOptions | None = None
     metadata: dict[str, str] | None = None
     user: str | None = None
     safety_identifier: str | None = None

@@ -16,6 +16,7 @@ from router.http.responses_input import (
     ReasoningItem,
 )
 from router.http.responses_items import OutputItems
+from router.http.responses_schema import FunctionTool, JsonSchemaFormat
 from router.message.reader import CallDelta
 
 Json = dict[str, Any]
@@ -167,3 +168,20 @@ def test_one_turn_of_the_model_is_one_message_of_a_chat() -> None:
     assert conversation.place("messages.1.content") == "input.0.content"
     assert conversation.place("messages.3.tool_call_id") == "input.5"
     assert conversation.place("messages") == conversation.place("messages.0") == "input"
+
+
+def test_a_turn_that_broke_off_while_it_reasoned_is_a_message_still() -> None:
+    item = ReasoningItem(type="reasoning", summary=[])
+    [message] = Conversation(None, [item]).messages
+    assert message == {"role": "assistant", "reasoning_content": "", "content": ""}
+
+
+def test_tools_and_formats_are_handed_on_as_the_chat_knows_them() -> None:
+    parameters = {"type": "object", "properties": {}}
+    tool = FunctionTool(type="function", name="f", parameters=parameters, strict=True)
+    function = {"name": "f", "parameters": parameters, "strict": True}
+    assert tool.to_chat() == {"type": "function", "function": function}
+    given = {"type": "json_schema", "name": "s", "schema": parameters, "strict": True}
+    schema = {"name": "s", "schema": parameters, "strict": True}
+    expected = {"type": "json_schema", "json_schema": schema}
+    assert JsonSchemaFormat.model_validate(given).to_chat() == expected
