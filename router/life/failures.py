@@ -41,6 +41,9 @@ def _typed(event: AttemptFailed) -> TandemError:
             return ContextLengthError(event.message)
         case BadRequestError.code:
             return BadRequestError(event.message)
+        case "grammar_failed":
+            # The client's grammar met a limit on the way: it takes more work than a step may cost
+            return BadRequestError(event.message, code=event.code)
         case DeadlineError.code:
             return DeadlineError(event.message)
         case CancelledRequestError.code:
