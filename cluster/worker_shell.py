@@ -244,7 +244,7 @@ class WorkerShell:
             lambda submit: step_loop.post(submit),
             lambda refusal: _call(loop, lambda: service.deliver([refusal])),
         )
-        gate = DrainGate(step_loop, lambda: heartbeat.stop(), self._retire)
+        gate = DrainGate(step_loop, lambda: heartbeat.stop(), self._retire, grammars)
         load = LoadReporter(step_loop, gate, stats, cancels, self._config.worker.stuck_after_s).load
         service = WorkerService(
             lambda: self._describe(engine, load()),

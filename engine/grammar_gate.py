@@ -40,6 +40,7 @@ class GrammarGate:
         self._post = post
         self._refuse = refuse
         self._held: dict[str, list[Callable[[], object]]] = {}
+        self._when_free: list[Callable[[], object]] = []
         self._lock = threading.Lock()
         self._thread: ThreadPoolExecutor | None = None
 
@@ -69,6 +70,14 @@ class GrammarGate:
                 return
         action()
 
+    def when_free(self, action: Callable[[], object]) -> None:
+        """Runs `action` once nothing that came before is held."""
+        with self._lock:
+            if self._held:
+                self._when_free.append(action)
+                return
+        action()
+
     def _compile(self, submit: Submit) -> None:
         attempt = submit.attempt
         try:
@@ -83,6 +92,12 @@ class GrammarGate:
         while (actions := self._take(attempt.transfer_id)) is not None:
             for action in actions:
                 action()
+        with self._lock:
+            waiting: list[Callable[[], object]] = []
+            if not self._held:
+                waiting, self._when_free = self._when_free, []
+        for action in waiting:
+            action()
 
     def _take(self, transfer_id: str) -> list[Callable[[], object]] | None:
         with self._lock:

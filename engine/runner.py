@@ -10,6 +10,7 @@ from engine.batch import StepInput
 from engine.grammar_masks import GrammarMasks
 from engine.greedy import only_largest
 from engine.profile_ranges import profile_ranges
+from engine.row_failure import RowsFailedError, explained
 from engine.sample_row import SampleRow
 from engine.sampler import Sampled, TokenSampler
 from kv_cache.storage import KVStorage
@@ -90,7 +91,10 @@ class ModelRunner(RankRunner):
         with torch.inference_mode():
             logits = self.compute(step, only_largest(rows, len(step.logits_rows)))
             masks_ready()
-            return self.sample(logits, rows) if rows else []
+            try:
+                return self.sample(logits, rows) if rows else []
+            except RowsFailedError as error:
+                raise explained(error, rows, logits) from None
 
     def sample(self, logits: torch.Tensor, rows: list[SampleRow]) -> list[Sampled]:
         """`execute`'s second half."""

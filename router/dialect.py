@@ -24,6 +24,7 @@ class Dialect:
     tools: ToolFormat | None = HERMES
     template_knows_tools: bool = True
     thinks: bool = False
+    template_knows_system: bool = True
 
     def messages(
         self, messages: Sequence[Mapping[str, object]], tools: Sequence[Mapping[str, object]]
@@ -34,7 +35,8 @@ class Dialect:
         if self.tools is None:
             raise BadRequestError("this model is served without tools", param="tools")
         if not self.template_knows_tools:
-            return without_tool_support(messages, tools), None
+            told = without_tool_support(messages, tools, system=self.template_knows_system)
+            return told, None
         return for_template(messages, self.tools), tools or None
 
 
@@ -48,7 +50,9 @@ def make_dialect(config: ModelConfig, template: str | None) -> Dialect:
         thinks = THINK in (template or "") or END_THINK in (template or "")
     else:
         thinks = config.reasoning_parser == "think"
-    return Dialect(tools, "tools" in (template or ""), thinks)
+    known = (template or "").lower()
+    refuses_system = "system role not supported" in known or "only user and assistant" in known
+    return Dialect(tools, "tools" in known, thinks, not refuses_system)
 
 
 def marker_literal(tokenizer: Tokenizer, marker: str) -> str:

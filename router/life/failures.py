@@ -41,6 +41,9 @@ def _typed(event: AttemptFailed) -> TandemError:
             return ContextLengthError(event.message)
         case BadRequestError.code:
             return BadRequestError(event.message)
+        case "grammar_failed" | "nothing_allowed":
+            # The client's grammar met a limit on the way, or its fields forbid every token
+            return BadRequestError(event.message, code=event.code)
         case DeadlineError.code:
             return DeadlineError(event.message)
         case CancelledRequestError.code:

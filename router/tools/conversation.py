@@ -22,16 +22,22 @@ def for_template(messages: Sequence[Message], tool_format: ToolFormat) -> list[M
 
 
 def without_tool_support(
-    messages: Sequence[Message], tools: Sequence[Mapping[str, object]]
+    messages: Sequence[Message], tools: Sequence[Mapping[str, object]], *, system: bool = True
 ) -> list[Message]:
     """The same conversation for a template that knows nothing of tools: they are described in the
-    system message, calls and their results are text, in Hermes' form."""
+    system message, calls and their results are text, in Hermes' form.
+
+    Not `system`: the template knows no such message either; the first one tells of tools.
+    """
     told = [_as_text(message) for message in messages]
     if not tools:
         return told
     described = _description(tools)
     if told and told[0].get("role") == "system":
         first = {**told[0], "content": f"{told[0].get('content', '')}\n\n{described}"}
+        return [first, *told[1:]]
+    if told and not system:
+        first = {**told[0], "content": f"{described}\n\n{told[0].get('content', '')}"}
         return [first, *told[1:]]
     return [{"role": "system", "content": described}, *told]
 

@@ -1,4 +1,8 @@
-"""A schema's stream survives SIGKILL of its decode worker, a process of its own, at every token."""
+"""A schema's stream survives SIGKILL of its decode worker, which is a process of its own.
+
+At every fourth token, since each kill waits for a new process; test_structure_after_death.py has
+every token, with workers that vanish in this process.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +30,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 LENGTH_AT_LEAST = 30
+STRIDE = 4
 SLOW = ("faults.spec=step:delay=0.02", "router.no_worker_timeout_s=120")
 """A delay in each step keeps the answer from ending before the kill."""
 
@@ -74,7 +79,7 @@ async def killed_after(
 
 
 @pytest.mark.timeout(900)
-def test_a_stream_survives_a_kill_at_every_token(
+def test_a_stream_survives_kills_at_any_token(
     house: CaseHouse, model: Path, state: tuple[str, ...]
 ) -> None:
     """Nobody but the victim can be serving: the next worker is started when it is dead."""
@@ -96,6 +101,6 @@ def test_a_stream_survives_a_kill_at_every_token(
         expected = house.run(killed_after(house, 0, "alone", replace))
         jsonschema.validate(json.loads(expected), SCHEMA)
         assert len(expected) >= LENGTH_AT_LEAST, "tokens of this model are bytes"
-        for position in range(1, LENGTH_AT_LEAST):
+        for position in range(1, LENGTH_AT_LEAST, STRIDE):
             text = house.run(killed_after(house, position, f"killed {position}", replace))
             assert text == expected, position

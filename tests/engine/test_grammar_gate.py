@@ -123,3 +123,15 @@ def test_a_grammar_that_does_not_compile_fails_its_attempt_only(scene: Scene) ->
     scene.cancel("bad")
     scene.until(1)
     assert scene.names()[-1] == "Cancel bad", "nothing is held for it any more"
+
+
+def test_a_drain_waits_for_what_is_held(scene: Scene) -> None:
+    told: list[str] = []
+    scene.gate.when_free(lambda: told.append("at once"))
+    scene.submit("slow", AB)
+    free = threading.Event()
+    scene.gate.when_free(free.set)
+    assert told == ["at once"] and not free.is_set()
+    scene.open.set()
+    assert free.wait(DEADLINE_S)
+    assert scene.names() == ["Submit slow"]

@@ -11,8 +11,9 @@ import torch
 from core.request import SamplingParams
 from engine.grammar_masks import GrammarFailedError, GrammarMasks
 from engine.greedy import only_largest
+from engine.row_failure import NothingAllowedError, explained
 from engine.sample_row import SampleRow
-from engine.sampler import TokenSampler
+from engine.sampler import NonFiniteLogitsError, TokenSampler
 from engine.token_history import TokenHistory
 from text.structure.compiler import GrammarCompiler
 from text.structure.grammar_text import choice_part, grammar_text, regex_part
@@ -131,6 +132,23 @@ def test_choices_without_output_share_one_state_and_one_mask(
 ) -> None:
     rows = [SampleRow(WARM, choice, 0, None, 0, (EOS,), state) for choice in range(8)]
     assert set(drawn(make_sampler, rows, torch.zeros(1, 259))) == set(byte_tokenizer.encode("ab"))
+
+
+def test_a_row_that_forbids_itself_is_told_from_one_without_finite_logits(
+    make_sampler: MakeSampler, state: GrammarState
+) -> None:
+    logits = some_logits(3)
+    logits[1] = torch.nan
+    state.fill()
+    state.mask.fill(0)
+    rows = [row(GREEDY, None), row(GREEDY, None, logits_row=1), row(WARM, state, logits_row=2)]
+    with pytest.raises(NonFiniteLogitsError) as caught:
+        make_sampler(259).sample(logits, rows)
+    assert caught.value.rows == (1, 2)
+    told = explained(caught.value, rows, logits)
+    assert isinstance(told, NothingAllowedError) and told.rows == (2,)
+    alone = NonFiniteLogitsError((1,))
+    assert explained(alone, rows, logits) is alone
 
 
 def test_rows_whose_grammar_failed_are_named(

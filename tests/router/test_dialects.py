@@ -215,6 +215,14 @@ def test_a_template_without_tools_is_told_of_them_in_words() -> None:
     assert without_tool_support(messages[1:2], [F.to_template()])[0]["role"] == "system"
 
 
+def test_a_template_that_refuses_system_messages_is_told_in_the_first_one() -> None:
+    template = "{{ raise_exception('System role not supported') }}"
+    dialect = make_dialect(ModelConfig(), template)
+    messages, tools = dialect.messages([{"role": "user", "content": "Go."}], [F.to_template()])
+    assert tools is None and len(messages) == 1 and messages[0]["role"] == "user"
+    assert '"name": "f"' in str(messages[0]) and str(messages[0]["content"]).endswith("Go.")
+
+
 def test_without_a_tool_parser_tools_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadRequestError, match="without tools"):
         Dialect(None).messages([{"role": "user", "content": "x"}], [F.to_template()])

@@ -110,5 +110,7 @@ def _check(matcher: llguidance.LLMatcher) -> None:
 
 def shown_problem(message: str) -> str:
     """The library's message in one line, without what only its authors can read."""
+    if message.startswith("NoExtension"):
+        return "nothing satisfies it"
     lines = (line.strip() for line in message.split("<non-verbose/>")[0].splitlines())
     return "; ".join(line for line in lines if line)[:500]

@@ -6,7 +6,9 @@ A grammar is a list of parts that name each other; the first is what the answer 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 
 import llguidance
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
@@ -16,8 +18,8 @@ from core.errors import BadRequestError
 Part = Mapping[str, object]
 """One grammar of the list: `json_schema` or `lark_grammar`, and perhaps a `name`."""
 
-MAX_MULTIPLE_OF = 10_000
-"""Largest `multipleOf`, counted in its last decimal place: each remainder is a state."""
+MAX_REMAINDERS = 20_000
+"""Of all `multipleOf` in a schema, in units of their last decimal place: 0.1 s to compile."""
 MAX_SCHEMA_DEPTH = 100
 _SPACE = " |\\n {0,32}|\\n\\t{0,16}"
 """Between JSON's tokens: one space, or a line's end with an indent. Where any space is allowed,
@@ -35,7 +37,7 @@ def json_part(schema: object) -> Part:
         schema = {}
     if not isinstance(schema, Mapping):
         raise BadRequestError("the schema must be a JSON object")
-    _check_schema(schema, 0)
+    _check_schema(schema)
     return {"json_schema": {**schema, "x-guidance": {"whitespace_pattern": _SPACE}}}
 
 
@@ -62,6 +64,8 @@ def lark_part(grammar: str) -> Part:
     """
     if not grammar.strip():
         raise BadRequestError("the grammar is empty")
+    if "multipleOf" in grammar:
+        raise BadRequestError("multipleOf is only supported in a schema by itself")
     try:
         return {"lark_grammar": any_to_lark(grammar)}
     except (GbnfToLarkError, ValueError, RecursionError) as error:
@@ -73,21 +77,26 @@ def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _check_schema(value: object, depth: int) -> None:
+def _check_schema(schema: object) -> None:
+    """Its depth, and what `multipleOf` adds up to: each remainder is a state that costs no fuel."""
+    steps = [Fraction(str(step)) for step in _steps(schema, 0) if step > 0]
+    scale = math.lcm(*(step.denominator for step in steps))
+    states = [int(step * scale) for step in steps]
+    if sum(states) > MAX_REMAINDERS or math.lcm(*states) > MAX_REMAINDERS:
+        raise BadRequestError(
+            f"multipleOf leaves more than {MAX_REMAINDERS} remainders to be followed"
+        )
+
+
+def _steps(value: object, depth: int) -> Iterator[float]:
+    """Every `multipleOf`, wherever it may be meant as one."""
     if depth > MAX_SCHEMA_DEPTH:
         raise BadRequestError(f"the schema is nested more than {MAX_SCHEMA_DEPTH} deep")
     if isinstance(value, Mapping):
-        _check_multiple_of(value.get("multipleOf"))
-        for inner in value.values():
-            _check_schema(inner, depth + 1)
-    elif isinstance(value, list):
+        step = value.get("multipleOf")
+        if isinstance(step, int | float) and math.isfinite(step):
+            yield step
+        value = list(value.values())
+    if isinstance(value, list):
         for inner in value:
-            _check_schema(inner, depth + 1)
-
-
-def _check_multiple_of(step: object) -> None:
-    if isinstance(step, bool) or not isinstance(step, int | float):
-        return
-    digits = f"{step:.12f}".rstrip("0").replace(".", "")
-    if len(digits) > 13 or int(digits.lstrip("-") or "0") > MAX_MULTIPLE_OF:
-        raise BadRequestError(f"multipleOf {step:g} has too many remainders to be followed")
+            yield from _steps(inner, depth + 1)
