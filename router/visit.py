@@ -94,6 +94,7 @@ class Visit:
         self._alone = False
         self._waiting_tokens = 0
         self._ticket: Ticket | None = None
+        self._life: RequestLife | None = None
 
     @property
     def priority_class(self) -> PriorityClass:
@@ -166,7 +167,7 @@ class Visit:
         wait_s = retry_after_s(predicted_s)
         hall.admission.wait(num_tokens, self.priority_class, retry_after_s=wait_s)
         self._waiting_tokens = num_tokens
-        self._ticket = ticket
+        self._ticket, self._life = ticket, life
         await hall.line.join(ticket, request.deadline, views)
 
     def end(self, error: TandemError) -> None:
@@ -176,10 +177,16 @@ class Visit:
 
     def gained(self, num_tokens: int) -> None:
         """These tokens leave for the client."""
-        assert self._ticket is not None, "not sent yet"
-        self._hall.line.served(self._ticket, num_tokens)
+        assert self._ticket is not None and self._life is not None, "not sent yet"
+        line, timeline = self._hall.line, self._life.timeline
+        line.served(self._ticket, num_tokens)
+        if not self._waiting_tokens:
+            return
         self._hall.admission.served(self._waiting_tokens)
         self._waiting_tokens = 0
+        if self._life.num_attempts == 1 and timeline.sent is not None:
+            # Waiting for a worker to exist, or a second try, says nothing about how fast they are.
+            line.learn(self._ticket, self._hall.clock.now() - timeline.sent)
 
     def leave(self, outcome: str, served: Served) -> None:
         self._hall.admission.served(self._waiting_tokens)

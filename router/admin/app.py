@@ -5,6 +5,7 @@ POST   /admin/keys                 a new one; its secret is in this answer and n
 POST   /admin/keys/{id}/revoke     refused from now on (other routers: after tenants.refresh_s)
 GET    /admin/usage?day=&key=      what was used on a day (UTC)
 GET    /admin/limits               how this router counts: shared or alone, the line, the house
+GET    /admin/limits/{id}          what a key has left of its limits
 """
 
 from __future__ import annotations
@@ -27,7 +28,14 @@ from router.tenants.usage import day_of
 from router.visit import Hall
 from state.api_key import MAX_NAME_LENGTH, new_key
 from state.store import StoreUnavailableError
-from state.tenants import KeyLimits, KeyRecord, PriorityClass, TenantStore, UsageRow
+from state.tenants import (
+    KeyLimits,
+    KeyRecord,
+    LimitDemand,
+    PriorityClass,
+    TenantStore,
+    UsageRow,
+)
 
 MAX_BODY_BYTES = 64 * 1024
 
@@ -115,11 +123,7 @@ def _add_keys(app: FastAPI, admin: Admin) -> None:
 
     @app.post("/admin/keys/{key_id}/revoke")
     async def revoke(key_id: str) -> Response:
-        record = await admin.store.get_key(key_id)
-        if record is None:
-            error = BadRequestError("there is no such key", param="key_id", code="key_not_found")
-            error.http_status = 404
-            raise error
+        record = await _known(admin.store, key_id)
         revoked = dataclasses.replace(record, revoked_at=record.revoked_at or time.time())
         await admin.store.put_key(revoked)
         if admin.ring is not None:
@@ -147,6 +151,34 @@ def _add_usage(app: FastAPI, admin: Admin) -> None:
                 "prefill_tokens_per_second": hall.line.model.tokens_per_second,
             }
         )
+
+    @app.get("/admin/limits/{key_id}")
+    async def limits_of(key_id: str) -> Response:
+        record = await _known(admin.store, key_id)
+        if admin.limits is None:
+            raise BadRequestError("no limits are in force: tenants.require_keys is off")
+        nothing = LimitDemand(key_id, record.limits, day_of(time.time()), 0, 0, None, 0.0)
+        verdict = await admin.limits.acquire(nothing)
+        left = {"requests": verdict.requests, "tokens": verdict.tokens}
+        levels = {name: level and dataclasses.asdict(level) for name, level in left.items()}
+        return JSONResponse(
+            {
+                **levels,
+                "daily_tokens": record.limits.daily_tokens,
+                "daily_tokens_used": verdict.quota_used,
+                "shared": not verdict.alone,
+                "num_running_here": admin.limits.local.num_running(key_id),
+            }
+        )
+
+
+async def _known(store: TenantStore, key_id: str) -> KeyRecord:
+    record = await store.get_key(key_id)
+    if record is None:
+        error = BadRequestError("there is no such key", param="key_id", code="key_not_found")
+        error.http_status = 404
+        raise error
+    return record
 
 
 def shown(record: KeyRecord) -> dict[str, object]:

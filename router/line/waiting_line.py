@@ -30,7 +30,6 @@ Views: TypeAlias = Sequence[WorkerView]
 class _Sent:
     """A request that went through, until it leaves."""
 
-    at: float
     work: float
     waits: bool = True
     """For its first token."""
@@ -87,12 +86,15 @@ class WaitingLine:
 
     def served(self, ticket: Ticket, num_tokens: int) -> None:
         """The client was given tokens."""
-        sent = self._sent[ticket]
         self._queue.served(ticket, output_tokens=num_tokens)
+        sent = self._sent[ticket]
         if sent.waits:
-            self.model.observe(sent.work, self._clock.now() - sent.at)
             self._free(ticket, sent)
             self._advance()
+
+    def learn(self, ticket: Ticket, seconds: float) -> None:
+        """It took that long from its worker being told to its first token, at the first try."""
+        self.model.observe(self._sent[ticket].work, seconds)
 
     def leave(self, ticket: Ticket) -> None:
         """It is over, wherever it was. Idempotent."""
@@ -132,7 +134,7 @@ class WaitingLine:
     def _send(self, ticket: Ticket, views: Views) -> None:
         self._queue.remove(ticket)
         self._queue.served(ticket, prompt_tokens=max(1, ticket.num_tokens))
-        self._sent[ticket] = _Sent(self._clock.now(), self._work(0, ticket, views))
+        self._sent[ticket] = _Sent(self._work(0, ticket, views))
         self._sent_tokens += ticket.num_tokens
         self._num_sent_waiting += 1
 

@@ -487,6 +487,9 @@ def test_the_admin_server_makes_shows_and_revokes_keys(
                     await asyncio.sleep(0)
             (row,) = (await admin.get("/admin/usage", params={"key": key_id})).json()["usage"]
             assert row["output_tokens"] == 6 and row["cost"] == 0.0
+            left = (await admin.get(f"/admin/limits/{key_id}")).json()
+            assert left["daily_tokens_used"] == 46 and left["requests"] is None
+            assert (await admin.get("/admin/limits/nobody")).status_code == 404
             assert (await admin.post(f"/admin/keys/{key_id}/revoke")).status_code == 200
             assert (await ask(h, key)).status_code == 401, "at once on this router"
             assert (await admin.post("/admin/keys/nobody/revoke")).status_code == 404
