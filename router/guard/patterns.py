@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from router.guard.policy import AnchoredPattern
 
 _LITERAL_REACH = 64
+_WORD_LENGTH = 7
+_WORDS = re.compile(r"\(\?:\[\\w'\]\+ \)\{\d+,(\d+)\}\?")
+"""What `words` writes."""
 _GAP = r"[\W_]{1,6}"
 
 
@@ -20,8 +23,17 @@ def phrase(pattern: str, anchors: str, *needed: str) -> AnchoredPattern:
         regex=re.compile(rf"\b(?:{pattern.replace(' ', _GAP)})"),
         anchors=tuple(anchors.split("|")),
         needed=tuple(tuple(group.split("|")) for group in needed),
-        squeezed=re.compile(pattern.replace(" ", "").replace(r"\b", "")),
+        squeezed=re.compile(_squeezed(pattern)),
     )
+
+
+def _squeezed(pattern: str) -> str:
+    """The same for a text of nothing but letters and digits: some words are some characters there.
+
+    Repeated words would be repeated repetitions, whose trials grow without bound.
+    """
+    some = _WORDS.sub(lambda m: rf"\w{{0,{_WORD_LENGTH * int(m[1])}}}?", pattern)
+    return re.sub(r"[ ']", "", some.replace(r"\b", ""))
 
 
 def literal(pattern: str, anchors: Sequence[str], *needed: Sequence[str]) -> AnchoredPattern:

@@ -156,3 +156,29 @@ def test_united_places_are_the_same_characters(places: list[tuple[int, int]]) ->
 @given(st.text())
 def test_any_text_can_be_scanned(builtin: PromptScanner, text: str) -> None:
     assert verdict(builtin, text).texts == (text,)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "piece",
+    [
+        *("ignore a_", "you are _a_", "reveal your a' ", "i g n o r e ", "from now on no without "),
+        *(
+            "decode base64 ' ",
+            "ignore your system rules ",
+            "忽略你的系统指令规则要求",
+            "扮演没有限制",
+        ),
+        *(
+            "QUJDREVGR0hJSktMTU5PUFFSU1RVVldYWVo= ",
+            "%49",
+            "&#73;",
+            "49676e",
+            "[ inst sys : ",
+            "\\u0041",
+        ),
+    ],
+)
+def test_no_text_takes_for_ever(builtin: PromptScanner, piece: str) -> None:
+    """Linear in its length: some seconds a million characters at worst, not years."""
+    verdict(builtin, "i g n o r e you are " + (piece * 20_000)[:20_000])
