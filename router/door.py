@@ -15,6 +15,7 @@ from router.fleet.fleet import Fleet
 from router.life.request_life import LifeSettings, RequestLife
 from router.limits import check_model
 from router.metrics import RouterMetrics
+from router.observe.observer import Observer
 from router.texts import Texts
 
 
@@ -40,6 +41,7 @@ class Door:
         texts: Texts,
         admission: Admission,
         metrics: RouterMetrics,
+        observer: Observer,
         settings: DoorSettings,
         clock: Clock,
     ) -> None:
@@ -47,6 +49,7 @@ class Door:
         self.texts = texts
         self.admission = admission
         self.metrics = metrics
+        self.observer = observer
         self.settings = settings
         self.clock = clock
         self._lives: set[RequestLife] = set()
@@ -64,18 +67,16 @@ class Door:
         except TandemError as error:
             self.metrics.refused(error.code)
             raise
-        self.metrics.started()
         self._idle.clear()
 
     def begin(self, life: RequestLife) -> None:
         """The request is tokenised and will now ask for workers."""
         self._lives.add(life)
 
-    def leave(self, outcome: str, life: RequestLife | None) -> None:
+    def leave(self, life: RequestLife | None) -> None:
         if life is not None:
             self._lives.discard(life)
         self.admission.leave()
-        self.metrics.finished(outcome, life)
         if self.admission.num_running == 0:
             self._idle.set()
 

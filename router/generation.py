@@ -21,6 +21,8 @@ from router.life.choice import Delta
 from router.life.request_life import RequestLife
 from router.life.timeline import RequestTimeline, RequestTimings
 from router.limits import check_token_ids, resolve_max_tokens
+from router.observe.origin import current_origin
+from router.observe.token_meter import TokenMeter
 from router.request_spec import RequestSpec
 
 log = logging.getLogger(__name__)
@@ -54,7 +56,9 @@ class Generation:
         self.prompt_token_ids: tuple[int, ...] = ()
         self._door = door
         self._timeline = RequestTimeline(received)
+        self._record = door.observer.begin(self.request_id, spec, current_origin(), self._timeline)
         self._life: RequestLife | None = None
+        self._meter: TokenMeter
         self._last_token: dict[int, float] = {}
 
     @property
@@ -80,6 +84,7 @@ class Generation:
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """What each choice gains, until all have ended. Raises TandemError; close it always."""
         self._door.enter(self.spec.model)
+        self._door.observer.entered(self._record)
         outcome = "internal_error"
         try:
             async with aclosing(self._serve()) as deltas:
@@ -93,7 +98,8 @@ class Generation:
             outcome = "cancelled"
             raise
         finally:
-            self._door.leave(outcome, self._life)
+            self._door.observer.left(self._record, outcome, self._life)
+            self._door.leave(self._life)
 
     async def _serve(self) -> AsyncGenerator[Delta, None]:
         request = await self._admit()
@@ -107,6 +113,7 @@ class Generation:
             door.clock,
         )
         door.begin(self._life)
+        self._meter = door.metrics.meter(self._record.priority_class)
         async with aclosing(self._life.deltas()) as deltas:
             async for delta in deltas:
                 self._note(delta)
@@ -140,6 +147,7 @@ class Generation:
             priority=spec.priority,
             cache_salt=spec.cache_salt,
             tenant=spec.tenant,
+            trace=self._record.trace,
         )
 
     def _sampling(self) -> SamplingParams:
@@ -167,4 +175,4 @@ class Generation:
         last = self._last_token.get(delta.choice)
         self._last_token[delta.choice] = now
         since_last_s = None if last is None else now - last
-        self._door.metrics.tokens(len(delta.token_ids), since_last_s)
+        self._meter.tokens(len(delta.token_ids), since_last_s)

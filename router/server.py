@@ -14,11 +14,14 @@ from dataclasses import dataclass
 
 from core.clock import Clock, MonotonicClock
 from core.config import Config
+from core.request import AttemptDone, Phase
+from core.tracing import make_tracing
 from protos.certificate_files import front_certificates, peer_certificates
 from protos.secure_grpc import is_loopback
 from router.admission import Admission, shutting_down
 from router.door import Door, DoorSettings
 from router.fleet.fleet import Fleet
+from router.fleet.leg_event import LegEnd
 from router.fleet.membership import Membership
 from router.fleet.policy import PolicySettings
 from router.fleet.prefix_map import PrefixMap
@@ -28,6 +31,7 @@ from router.http.server import HttpServer
 from router.identifiers import new_router_id
 from router.life.request_life import LifeSettings
 from router.metrics import RouterMetrics
+from router.observe.observer import Observer, ObserverSettings
 from router.rpc.server import GrpcServer
 from router.texts import Texts
 from state.store import Store
@@ -37,6 +41,8 @@ from text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
+SERVICE = "tandem-router"
+"""What traces call this process."""
 MAX_PREFIX_BLOCKS = 1_000_000
 """Blocks whose holders the router remembers: about 200 MB at most, 16 million tokens of KV."""
 START_TIMEOUT_S = 10.0
@@ -68,14 +74,28 @@ class RouterServer:
         """The store stays the caller's: it is not closed here. Raises ConfigError."""
         router, clock = config.router, clock or MonotonicClock()
         front = front_certificates(router)
-        self.metrics = RouterMetrics()
+        settings, observability = _door_settings(config, card), config.observability
+        router_id = new_router_id()
+        self._tracing = make_tracing(observability, service=SERVICE, instance=router_id)
+        self.metrics = RouterMetrics(settings.model, observability.vllm_metric_names)
+        self.observer = Observer(
+            self._tracing,
+            self.metrics,
+            clock,
+            ObserverSettings(
+                settings.model,
+                observability.log_requests,
+                observability.trace_sample_ratio,
+                observability.debug_ring_size,
+            ),
+        )
         self.fleet = Fleet(
-            _session_settings(config),
+            _session_settings(config, router_id),
             _policy_settings(config),
             PrefixMap(MAX_PREFIX_BLOCKS),
-            self.metrics.leg_ended,
+            self._leg_ended,
         )
-        self.metrics.watch_workers(self.fleet.loads)
+        self.metrics.watch(self.observer.ring.running, self.fleet.loads)
         self._texts = Texts(
             tokenizer,
             chat_template,
@@ -87,7 +107,8 @@ class RouterServer:
             texts=self._texts,
             admission=Admission(router.max_num_requests),
             metrics=self.metrics,
-            settings=_door_settings(config, card),
+            observer=self.observer,
+            settings=settings,
             clock=clock,
         )
         self._membership = Membership(
@@ -96,7 +117,9 @@ class RouterServer:
             period_s=config.worker.heartbeat_s,
             timeout_s=config.state.timeout_s,
         )
-        app = create_app(self._door, HttpSettings(router.max_body_bytes, int(time.time())))
+        shows_requests = observability.debug_requests == "public"
+        http = HttpSettings(router.max_body_bytes, int(time.time()), shows_requests)
+        app = create_app(self._door, http)
         self._http = HttpServer(
             app, host=router.http_host, port=router.http_port, certificates=front
         )
@@ -148,12 +171,18 @@ class RouterServer:
             await asyncio.wait({self._following})
         await self.fleet.close()
         self._texts.close()
+        await asyncio.to_thread(self._tracing.close, LAST_WORDS_S)
+
+    def _leg_ended(self, phase: Phase, event: LegEnd) -> None:
+        self.metrics.leg_ended(phase, event)
+        if isinstance(event, AttemptDone):
+            self.observer.leg_done(phase, event)
 
 
-def _session_settings(config: Config) -> SessionSettings:
+def _session_settings(config: Config, router_id: str) -> SessionSettings:
     worker = config.worker
     return SessionSettings(
-        router_id=new_router_id(),
+        router_id=router_id,
         silence_s=max(3 * worker.heartbeat_s, worker.stuck_after_s),
         certificates=peer_certificates(config.tls),
     )

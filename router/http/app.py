@@ -16,11 +16,13 @@ from router.http.body import read_body
 from router.http.chat import ChatAnswer
 from router.http.completions import CompletionAnswer
 from router.http.errors import error_response, install_error_handlers
+from router.http.origin import OriginMiddleware
 from router.http.reply import PlainReply, StreamReply
 from router.http.schema import ChatBody, CompletionBody
 from router.identifiers import echoed_request_id
 from router.life.failures import no_pair_error
 from router.limits import check_model
+from router.observe.debug import add_debug
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +32,20 @@ class HttpSettings:
     max_body_bytes: int
     created: int
     """Unix time in seconds that models are listed with."""
+    shows_requests: bool = False
+    """Whether `/debug/requests` is here."""
 
 
 def create_app(door: Door, settings: HttpSettings) -> FastAPI:
     """The application; it owns nothing and can be served by any ASGI server."""
     app = FastAPI(title="Tandem", docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(OriginMiddleware)
     install_error_handlers(app)
     _add_completions(app, door, settings)
     _add_models(app, door, settings)
     _add_operations(app, door)
+    if settings.shows_requests:
+        add_debug(app, door.observer)
     return app
 
 

@@ -108,4 +108,5 @@ class Placement:
             priority=request.priority,
             cache_salt=request.cache_salt,
             tenant=request.tenant,
+            trace_context=request.trace_context_of(transfer_id),
         )

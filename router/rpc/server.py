@@ -20,6 +20,7 @@ from protos.secure_grpc import bind_front
 from router.door import Door
 from router.generation import Generation
 from router.rpc.convert import delta_to_wire, spec_of, usage_to_wire
+from router.rpc.origin import OriginInterceptor
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 
@@ -94,7 +95,7 @@ class GrpcServer:
 
     async def start(self) -> int:
         """Binds and serves; the port that was bound. Raises ConfigError if it is taken."""
-        server = grpc.aio.server(options=self._options)
+        server = grpc.aio.server(options=self._options, interceptors=[OriginInterceptor()])
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(self._door), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
