@@ -405,8 +405,37 @@ class LoggingConfig(_Section):
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe level written."""
-    json_lines: bool = False
-    """One JSON object a line instead of text."""
+
+
+class ObservabilityConfig(_Section):
+    """What a running house tells about itself. docs/OBSERVABILITY.md says what is in it."""
+
+    log_format: Literal["text", "json"] = "text"
+    """json: one object a line, with the ids of the request that it is about."""
+    log_requests: bool = False
+    """A line for every request that ends, on the router and on the workers; never its text. Those
+    that fail have one always."""
+    otlp_endpoint: str | None = None
+    """Where OpenTelemetry spans go, as http://collector:4317; unset: none are made. Headers, such
+    as a collector's key, come from OTEL_EXPORTER_OTLP_HEADERS."""
+    otlp_protocol: Literal["grpc", "http"] = "grpc"
+    """What the endpoint speaks: OTLP over gRPC (usually port 4317) or HTTP (4318)."""
+    trace_sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Share of requests that are traced. Those that come with a `traceparent` follow its flag."""
+    vllm_metric_names: bool = True
+    """`/metrics` also says under vLLM's names what existing dashboards and autoscalers ask for."""
+    debug_requests: Literal["off", "admin", "public"] = "admin"
+    """Where `/debug/requests` is: on the admin server, or also where everybody's requests go. It
+    shows ids, times and workers of recent requests, never their text."""
+    debug_ring_size: PositiveInt = 512
+    """Requests that have ended and are still shown there."""
+    peak_tflops: PositiveFloat | None = None
+    """What a worker's rank multiplies at best, in 10^12 operations a second: MFU is a share of it.
+    Unset: unknown, unless measured."""
+    peak_gbytes_per_s: PositiveFloat | None = None
+    """What a worker's rank reads at best, in 10^9 bytes a second: MBU is a share of it."""
+    measure_peaks: bool = False
+    """Measure the two at a worker's start, where they are unset. Takes a second or two."""
 
 
 class FaultsConfig(_Section):
@@ -443,6 +472,7 @@ class Config(_Section):
     state: StateConfig = StateConfig()
     cluster: ClusterConfig = ClusterConfig()
     logging: LoggingConfig = LoggingConfig()
+    observability: ObservabilityConfig = ObservabilityConfig()
     faults: FaultsConfig = FaultsConfig()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from core.handoff import Handoff, Moved, Started
 from core.histogram import Histogram
-from core.load import LoadReport
+from core.load import LoadReport, StepTotals
 from core.request import (
     Attempt,
     AttemptDone,
@@ -187,6 +187,7 @@ def load_to_wire(r: LoadReport) -> pb.LoadReport:
         kv_transfer_s=histogram_to_wire(r.kv_transfer_s),
         kv_transfer_failures=r.kv_transfer_failures,
         cancel_to_free_s=histogram_to_wire(r.cancel_to_free_s),
+        steps=None if r.steps is None else steps_to_wire(r.steps),
     )
 
 
@@ -206,6 +207,31 @@ def load_from_wire(r: pb.LoadReport) -> LoadReport:
         kv_transfer_s=histogram_from_wire(r.kv_transfer_s),
         kv_transfer_failures=dict(r.kv_transfer_failures),
         cancel_to_free_s=histogram_from_wire(r.cancel_to_free_s),
+        steps=steps_from_wire(r.steps) if r.HasField("steps") else None,
+    )
+
+
+def steps_to_wire(s: StepTotals) -> pb.StepTotals:
+    return pb.StepTotals(
+        step_s=s.step_s,
+        operations=s.operations,
+        read_bytes=s.read_bytes,
+        peak_operations_per_s=s.peak_operations_per_s,
+        peak_read_bytes_per_s=s.peak_read_bytes_per_s,
+        mfu=s.mfu,
+        mbu=s.mbu,
+    )
+
+
+def steps_from_wire(s: pb.StepTotals) -> StepTotals:
+    return StepTotals(
+        step_s=s.step_s,
+        operations=s.operations,
+        read_bytes=s.read_bytes,
+        peak_operations_per_s=s.peak_operations_per_s,
+        peak_read_bytes_per_s=s.peak_read_bytes_per_s,
+        mfu=s.mfu,
+        mbu=s.mbu,
     )
 
 

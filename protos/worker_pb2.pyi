@@ -816,6 +816,7 @@ class LoadReport(_message.Message):
     KV_TRANSFER_S_FIELD_NUMBER: _builtins.int
     KV_TRANSFER_FAILURES_FIELD_NUMBER: _builtins.int
     CANCEL_TO_FREE_S_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
     num_waiting: _builtins.int
     num_running: _builtins.int
     waiting_prefill_tokens: _builtins.int
@@ -835,6 +836,10 @@ class LoadReport(_message.Message):
     def kv_transfer_failures(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
     @_builtins.property
     def cancel_to_free_s(self) -> Global___Histogram: ...
+    @_builtins.property
+    def steps(self) -> Global___StepTotals:
+        """absent where no peak is known"""
+
     def __init__(
         self,
         *,
@@ -852,14 +857,55 @@ class LoadReport(_message.Message):
         kv_transfer_s: Global___Histogram | None = ...,
         kv_transfer_failures: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         cancel_to_free_s: Global___Histogram | None = ...,
+        steps: Global___StepTotals | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel_to_free_s", b"cancel_to_free_s", "kv_transfer_s", b"kv_transfer_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel_to_free_s", b"cancel_to_free_s", "kv_transfer_s", b"kv_transfer_s", "steps", b"steps"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_to_free_s", b"cancel_to_free_s", "draining", b"draining", "kv_blocks", b"kv_blocks", "kv_transfer_bytes", b"kv_transfer_bytes", "kv_transfer_failures", b"kv_transfer_failures", "kv_transfer_s", b"kv_transfer_s", "kv_unfilled_slots", b"kv_unfilled_slots", "last_step_age_s", b"last_step_age_s", "num_preemptions", b"num_preemptions", "num_promised_blocks", b"num_promised_blocks", "num_running", b"num_running", "num_waiting", b"num_waiting", "ready", b"ready", "waiting_prefill_tokens", b"waiting_prefill_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_to_free_s", b"cancel_to_free_s", "draining", b"draining", "kv_blocks", b"kv_blocks", "kv_transfer_bytes", b"kv_transfer_bytes", "kv_transfer_failures", b"kv_transfer_failures", "kv_transfer_s", b"kv_transfer_s", "kv_unfilled_slots", b"kv_unfilled_slots", "last_step_age_s", b"last_step_age_s", "num_preemptions", b"num_preemptions", "num_promised_blocks", b"num_promised_blocks", "num_running", b"num_running", "num_waiting", b"num_waiting", "ready", b"ready", "steps", b"steps", "waiting_prefill_tokens", b"waiting_prefill_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LoadReport: _TypeAlias = LoadReport  # noqa: Y015
+
+@_typing.final
+class StepTotals(_message.Message):
+    """What steps have computed and read. Totals since the start of the process; a peak of 0 is unknown."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_S_FIELD_NUMBER: _builtins.int
+    OPERATIONS_FIELD_NUMBER: _builtins.int
+    READ_BYTES_FIELD_NUMBER: _builtins.int
+    PEAK_OPERATIONS_PER_S_FIELD_NUMBER: _builtins.int
+    PEAK_READ_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    MFU_FIELD_NUMBER: _builtins.int
+    MBU_FIELD_NUMBER: _builtins.int
+    step_s: _builtins.float
+    operations: _builtins.float
+    read_bytes: _builtins.float
+    peak_operations_per_s: _builtins.float
+    peak_read_bytes_per_s: _builtins.float
+    mfu: _builtins.float
+    """of the last seconds, while steps ran"""
+    mbu: _builtins.float
+    def __init__(
+        self,
+        *,
+        step_s: _builtins.float = ...,
+        operations: _builtins.float = ...,
+        read_bytes: _builtins.float = ...,
+        peak_operations_per_s: _builtins.float = ...,
+        peak_read_bytes_per_s: _builtins.float = ...,
+        mfu: _builtins.float = ...,
+        mbu: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mbu", b"mbu", "mfu", b"mfu", "operations", b"operations", "peak_operations_per_s", b"peak_operations_per_s", "peak_read_bytes_per_s", b"peak_read_bytes_per_s", "read_bytes", b"read_bytes", "step_s", b"step_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepTotals: _TypeAlias = StepTotals  # noqa: Y015
 
 @_typing.final
 class Histogram(_message.Message):

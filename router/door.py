@@ -15,6 +15,7 @@ from router.guard.guard import Guard
 from router.life.request_life import LifeSettings
 from router.life.served_life import ServedLife
 from router.metrics import RouterMetrics
+from router.observe.observer import Observer
 from router.running import RunningRequests
 from router.tenants.call import Call
 from router.texts import Texts
@@ -46,6 +47,7 @@ class Door:
         texts: Texts,
         hall: Hall,
         metrics: RouterMetrics,
+        observer: Observer,
         settings: DoorSettings,
         clock: Clock,
         guard: Guard | None = None,
@@ -56,6 +58,7 @@ class Door:
         self.hall = hall
         self.admission = hall.admission
         self.metrics = metrics
+        self.observer = observer
         self.settings = settings
         self.clock = clock
         self._lives: set[ServedLife] = set()
@@ -71,7 +74,6 @@ class Door:
         except TandemError as error:
             self.metrics.refused(error.code)
             raise
-        self.metrics.started()
         self._idle.clear()
         return visit
 
@@ -83,7 +85,6 @@ class Door:
         if life is not None:
             self._lives.discard(life)
         visit.leave(outcome, served)
-        self.metrics.finished(outcome, life)
         if self.admission.num_running == 0:
             self._idle.set()
 

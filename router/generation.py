@@ -34,6 +34,8 @@ from router.limits import (
 )
 from router.message.reader import MessageReader
 from router.message.thoughts import ThoughtSplitter, thinking_after
+from router.observe.origin import current_origin
+from router.observe.token_meter import TokenMeter
 from router.request_spec import ChatPrompt, RequestSpec
 from router.structure.answer_grammar import Wish, needs_grammar
 from router.tenants.call import current_call
@@ -83,6 +85,10 @@ class Generation:
         self._door = door
         self._call = current_call()
         self._timeline = RequestTimeline(received)
+        self._record = door.observer.begin(
+            self.request_id, spec, current_origin(), self._timeline, self._call
+        )
+        self._meter: TokenMeter
         self._guarded: GuardedRequest | None = None
         self._visit: Visit | None = None
         self._life: ServedLife | None = None
@@ -156,6 +162,7 @@ class Generation:
         """What each choice gains, until all have ended. Raises TandemError; close it always."""
         self._visit = visit = self._door.enter(self.spec.model, self._call)
         self._door.running.add(self, self._cancel_id, self._client_id)
+        self._door.observer.entered(self._record)
         outcome = "internal_error"
         try:
             async with aclosing(self._serve(visit)) as deltas:
@@ -172,6 +179,7 @@ class Generation:
             self._door.running.remove(self, self._cancel_id, self._client_id)
             usage = self.usage
             served = Served(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+            self._door.observer.left(self._record, outcome, self._life)
             self._door.leave(outcome, self._life, visit, served)
 
     def cancel(self) -> None:
@@ -190,6 +198,7 @@ class Generation:
         self._life = self._begin(request)
         door.begin(self._life)
         await visit.turn(self._life)
+        self._meter = door.metrics.meter(self._record.priority_class)
         told = self._told(self._life)
         if self._guarded is not None:
             told = self._guarded.passed(told, self._life.end_choice)
@@ -273,6 +282,7 @@ class Generation:
             cache_salt=call.cache_salt(spec.cache_salt),
             tenant=tenant,
             grammar=grammar,
+            trace=self._record.trace,
         )
 
     async def _grammar(self, prompt: tuple[int, ...]) -> str:
@@ -315,7 +325,7 @@ class Generation:
         last = self._last_token.get(delta.choice)
         self._last_token[delta.choice] = now
         since_last_s = None if last is None else now - last
-        self._door.metrics.tokens(len(delta.token_ids), since_last_s)
+        self._meter.tokens(len(delta.token_ids), since_last_s)
 
 
 def _first(given: T | None, by_model: T | None, otherwise: T) -> T:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 from core.clock import Clock, MonotonicClock
 from core.config import Config
+from core.request import AttemptDone, Phase
+from core.tracing import make_tracing
 from protos.certificate_files import (
     CertificateFiles,
     FrontTls,
@@ -26,6 +28,7 @@ from router.admission import shutting_down
 from router.dialect import make_dialect
 from router.door import Door, DoorSettings
 from router.fleet.fleet import Fleet
+from router.fleet.leg_event import LegEnd
 from router.fleet.membership import Membership
 from router.fleet.policy import PolicySettings
 from router.fleet.prefix_map import PrefixMap
@@ -36,6 +39,7 @@ from router.http.server import HttpServer
 from router.identifiers import new_router_id
 from router.life.request_life import LifeSettings
 from router.metrics import RouterMetrics
+from router.observe.observer import Observer, ObserverSettings
 from router.rpc.server import GrpcServer
 from router.structure.grammar_check import GrammarCheck
 from router.tenancy import Tenancy
@@ -50,6 +54,8 @@ from text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
+SERVICE = "tandem-router"
+"""What traces call this process."""
 MAX_PREFIX_BLOCKS = 1_000_000
 """Blocks whose holders the router remembers: about 200 MB at most, 16 million tokens of KV."""
 START_TIMEOUT_S = 10.0
@@ -82,14 +88,28 @@ class RouterServer:
         """The store stays the caller's: it is not closed here. Raises ConfigError."""
         router, clock = config.router, clock or MonotonicClock()
         front = front_certificates(router)
-        self.metrics = RouterMetrics()
+        settings, observability = _door_settings(config, card), config.observability
+        router_id = new_router_id()
+        self._tracing = make_tracing(observability, service=SERVICE, instance=router_id)
+        self.metrics = RouterMetrics(settings.model, observability.vllm_metric_names)
+        self.observer = Observer(
+            self._tracing,
+            self.metrics,
+            clock,
+            ObserverSettings(
+                settings.model,
+                observability.log_requests,
+                observability.trace_sample_ratio,
+                observability.debug_ring_size,
+            ),
+        )
         self.fleet = Fleet(
-            _session_settings(config),
+            _session_settings(config, router_id),
             _policy_settings(config),
             PrefixMap(MAX_PREFIX_BLOCKS),
-            self.metrics.leg_ended,
+            self._leg_ended,
         )
-        self.metrics.watch_workers(self.fleet.loads)
+        self.metrics.watch(self.observer.ring.running, self.fleet.loads)
         self._texts = Texts(
             tokenizer,
             chat_template,
@@ -108,6 +128,7 @@ class RouterServer:
             texts=self._texts,
             hall=self._tenancy.hall,
             metrics=self.metrics,
+            observer=self.observer,
             settings=settings,
             clock=clock,
             guard=build_guard(config, tokenizer, card, self.metrics.registry, clock),
@@ -118,7 +139,12 @@ class RouterServer:
             period_s=config.worker.heartbeat_s,
             timeout_s=config.state.timeout_s,
         )
-        http = HttpSettings(router.max_body_bytes, int(time.time()), _origins(router.cors_origins))
+        http = HttpSettings(
+            router.max_body_bytes,
+            int(time.time()),
+            _origins(router.cors_origins),
+            shows_requests=observability.debug_requests == "public",
+        )
         app = create_app(self._door, http, self._tenancy.gatekeeper)
         self._http = HttpServer(
             app, host=router.http_host, port=router.http_port, certificates=front
@@ -191,6 +217,12 @@ class RouterServer:
         self._texts.close()
         if self._door.guard is not None:
             await self._door.guard.close()
+        await asyncio.to_thread(self._tracing.close, LAST_WORDS_S)
+
+    def _leg_ended(self, phase: Phase, event: LegEnd) -> None:
+        self.metrics.leg_ended(phase, event)
+        if isinstance(event, AttemptDone):
+            self.observer.leg_done(phase, event)
 
 
 def _admin_server(
@@ -205,10 +237,10 @@ def _admin_server(
     return HttpServer(app, host=router.admin_host, port=router.admin_port, certificates=front)
 
 
-def _session_settings(config: Config) -> SessionSettings:
+def _session_settings(config: Config, router_id: str) -> SessionSettings:
     worker = config.worker
     return SessionSettings(
-        router_id=new_router_id(),
+        router_id=router_id,
         silence_s=max(3 * worker.heartbeat_s, worker.stuck_after_s),
         certificates=peer_certificates(config.tls),
     )

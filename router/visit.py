@@ -94,7 +94,7 @@ class Visit:
         self._alone = False
         self._waiting_tokens = 0
         self._ticket: Ticket | None = None
-        self._life: RequestLife | None = None
+        self._life: ServedLife | None = None
 
     @property
     def priority_class(self) -> PriorityClass:

@@ -17,6 +17,7 @@ from router.http.completions import CompletionAnswer
 from router.http.documentation import add_documentation
 from router.http.errors import error_event, install_error_handlers
 from router.http.operations import add_models, add_operations
+from router.http.origin import OriginMiddleware
 from router.http.refused import add_refused
 from router.http.reply import PlainReply, StreamReply
 from router.http.request_ids import HEADER, RequestIds
@@ -25,6 +26,7 @@ from router.http.responses_schema import ResponsesBody
 from router.http.schema import ChatBody, CompletionBody
 from router.http.tokenization import add_tokenization
 from router.identifiers import client_request_id
+from router.observe.debug import add_debug
 from router.tenants.gatekeeper import Gatekeeper
 
 PREFLIGHT_S = 600
@@ -40,6 +42,8 @@ class HttpSettings:
     """Unix time in seconds that models are listed with."""
     cors_origins: tuple[str, ...] = ()
     """Whose web pages may call from a browser; `*` for all."""
+    shows_requests: bool = False
+    """Whether `/debug/requests` is here."""
 
 
 def create_app(door: Door, settings: HttpSettings, gatekeeper: Gatekeeper) -> FastAPI:
@@ -49,6 +53,7 @@ def create_app(door: Door, settings: HttpSettings, gatekeeper: Gatekeeper) -> Fa
     )
     # The last that is added is the first that a request passes
     app.add_middleware(CallMiddleware, gatekeeper=gatekeeper)
+    app.add_middleware(OriginMiddleware)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -65,6 +70,8 @@ def create_app(door: Door, settings: HttpSettings, gatekeeper: Gatekeeper) -> Fa
     add_tokenization(app, door, max_body_bytes=settings.max_body_bytes)
     add_models(app, door, created=settings.created)
     add_operations(app, door)
+    if settings.shows_requests:
+        add_debug(app, door.observer)
     add_refused(app, door)
     add_documentation(app, model=door.settings.model)
     return app

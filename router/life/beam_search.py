@@ -43,7 +43,7 @@ class BeamSearch:
         self.num_attempts = 0
         self.num_retries = 0
         self.decode_worker = ""
-        self._choices = choices
+        self.choices = choices
         self._beams = Beams(rules)
         self._begin = begin
         self._clock = clock
@@ -87,7 +87,7 @@ class BeamSearch:
             self._beams.advance(await self._step())
         now = self._clock.now()
         self.timeline.first_token = self.timeline.finished = now
-        for choice, beam in zip(self._choices, self._beams.best(), strict=False):
+        for choice, beam in zip(self.choices, self._beams.best(), strict=False):
             self.num_output_tokens += len(beam.token_ids)
             if delta := self._told(choice, beam):
                 yield delta

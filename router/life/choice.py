@@ -75,6 +75,7 @@ class Choice:
         """Attempts that failed; one that its worker let go of did not."""
         self.finished_by_worker = False
         """The worker ended it by itself, so that there is nothing to cancel there."""
+        self.finish_reason: FinishReason | None = None
         self._detokenizer = detokenizer
         self._stop_matcher = stop_matcher
         self._min_tokens = min_tokens
@@ -138,6 +139,7 @@ class Choice:
         reason = FinishReason.STOP if stopped else event.finish_reason
         self.finished_by_worker = event.finish_reason is not None
         if reason is not None:
+            self.finish_reason = reason
             self._ahead.clear()
             self.move(ChoiceState.FINISHED)
         logprobs = () if event.logprobs is None else (event.logprobs,)

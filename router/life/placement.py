@@ -115,4 +115,5 @@ class Placement:
             cache_salt=request.cache_salt,
             tenant=request.tenant,
             grammar=request.grammar,
+            trace_context=request.trace_context_of(transfer_id),
         )

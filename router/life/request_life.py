@@ -36,7 +36,13 @@ from router.fleet.policy import NoPair
 from router.life.admitted_request import AdmittedRequest
 from router.life.attempt_run import AttemptRun
 from router.life.choice import Choice, ChoiceState, Delta, joined
-from router.life.failures import broken_promise_error, error_of, is_draining, no_pair_error
+from router.life.failures import (
+    broken_promise_error,
+    error_of,
+    is_draining,
+    log_failure,
+    no_pair_error,
+)
 from router.life.inbox import Inbox
 from router.life.moves import Moves
 from router.life.placement import Placement
@@ -159,6 +165,7 @@ class RequestLife:
     def _add(self, run: AttemptRun) -> AttemptRun:
         self._runs[run.attempt.transfer_id] = run
         self.num_attempts += 1
+        self.timeline.attempt_began(run.timeline(self.num_attempts, self._clock.now()))
         self._note_workers(run)
         return run
 
@@ -204,6 +211,8 @@ class RequestLife:
         gained: dict[int, list[Delta]] = {}
         for message in messages:
             run = self._runs.get(message.transfer_id)
+            if run is None and isinstance(message.event, AttemptDone):
+                self.timeline.leg_done(message.phase, message.event)
             if run is None or self._error is not None:
                 continue
             delta = self._handle(run, message)
@@ -224,7 +233,8 @@ class RequestLife:
                 self._moved(run, moved)
             case WorkerDraining():
                 run.drains(message.phase)
-            case AttemptDone():
+            case AttemptDone() as done:
+                self.timeline.leg_done(message.phase, done)
                 run.leg_over(message.phase)
                 self._check_promises(run)
             case (AttemptFailed() | WorkerLost()) as failed:
@@ -232,7 +242,10 @@ class RequestLife:
         return None
 
     def _started(self, run: AttemptRun, started: Started) -> None:
-        self.timeline.prefill_started(self._clock.now())
+        now = self._clock.now()
+        self.timeline.prefill_started(now)
+        attempt = self.timeline.attempts[started.transfer_id]
+        attempt.started, attempt.num_cached_tokens = now, started.num_cached_tokens
         if self.num_cached_tokens is None:
             cached = min(started.num_cached_tokens, len(self.request.token_ids))
             self.num_cached_tokens = cached
@@ -243,6 +256,7 @@ class RequestLife:
         if choice is None:
             return None
         if run.progressed(phase):
+            self.timeline.attempts[event.transfer_id].decoding = self._clock.now()
             self.moves.progressed(run)
         delta = choice.accept(event)
         if delta is None:
@@ -284,6 +298,7 @@ class RequestLife:
         if session is None:
             return False
         run.redirect(session, self._inbox.put, block_size=self._settings.block_size)
+        self.timeline.attempts[run.attempt.transfer_id].decode_worker = session.member.worker_id
         self._note_workers(run)
         return True
 
@@ -293,9 +308,7 @@ class RequestLife:
         phase = run.broken_promise()
         if phase is None:
             return
-        session = run.pair.session(phase)
-        worker_id = session.member.worker_id if session else "unknown"
-        self._fail(run, phase, broken_promise_error(worker_id))
+        self._fail(run, phase, broken_promise_error(_worker_id(run, phase)))
 
     def _leg_failed(self, run: AttemptRun, phase: Phase, error: TandemError) -> None:
         """A lost P matters only until its first tokens are here: then D will say if it does."""
@@ -308,6 +321,8 @@ class RequestLife:
 
     def _fail(self, run: AttemptRun, phase: Phase, error: TandemError) -> None:
         """Ends the attempt; its unfinished choices queue again, or the request is over."""
+        self.timeline.attempts[run.attempt.transfer_id].failed(phase, error)
+        log_failure(self.request, phase, error, worker=_worker_id(run, phase))
         self._end(run)
         blamed = [phase]
         if isinstance(error, TransferError):
@@ -327,14 +342,22 @@ class RequestLife:
             self._error = error
 
     def _end(self, run: AttemptRun) -> None:
+        self.timeline.attempt_ended(run.attempt.transfer_id, self._clock.now())
         run.close()
         self._runs.pop(run.attempt.transfer_id, None)
 
     def _close(self) -> None:
         """No awaits in here: it also runs when the client's task is being cancelled."""
         self._placement.unwatch(self._inbox.wake)
-        self._inbox.close()
+        for message in self._inbox.close():
+            if isinstance(message.event, AttemptDone):
+                self.timeline.leg_done(message.phase, message.event)
         for run in list(self._runs.values()):
             self._end(run)
         for choice in self.choices:
             choice.cancel()
+
+
+def _worker_id(run: AttemptRun, phase: Phase) -> str:
+    session = run.pair.session(phase)
+    return "unknown" if session is None else session.member.worker_id

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Protocol
 
 from core.errors import TandemError
 from core.request import TokenLogprobs
 from router.life.admitted_request import AdmittedRequest
-from router.life.choice import Delta
+from router.life.choice import Choice, Delta
 from router.life.timeline import RequestTimeline
 
 
@@ -17,6 +17,9 @@ class ServedLife(Protocol):
 
     request: AdmittedRequest
     timeline: RequestTimeline
+
+    @property
+    def choices(self) -> Sequence[Choice]: ...
 
     @property
     def num_tokens_to_compute(self) -> int: ...

@@ -13,6 +13,7 @@ from protos.health import Health
 from protos.secure_grpc import Options, bind_front
 from router.door import Door
 from router.rpc.calls import CallInterceptor
+from router.rpc.origin import OriginInterceptor
 from router.rpc.service import InferenceService
 from router.tenants.gatekeeper import Gatekeeper
 
@@ -47,7 +48,8 @@ class GrpcServer:
     async def start(self) -> int:
         """Binds and serves; the port that was bound. Raises ConfigError if it is taken."""
         server = grpc.aio.server(
-            options=list(self._options), interceptors=(CallInterceptor(self._gatekeeper),)
+            options=list(self._options),
+            interceptors=(OriginInterceptor(), CallInterceptor(self._gatekeeper)),
         )
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(self._door), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
