@@ -8,12 +8,14 @@ from bench.attention_command import attention
 from bench.batching_command import batching
 from bench.chaos.command import chaos
 from bench.front.command import router
+from bench.guard.command import guard
 from bench.handoff_command import handoff
 from bench.kv_transfer_command import kv_transfer
 from bench.linears_command import linears
 from bench.peers.command import peers_app
 from bench.serve_command import serve
 from bench.step_command import step
+from bench.structure_command import structure
 from bench.suite_command import suite
 from bench.throughput_command import throughput
 
@@ -22,7 +24,21 @@ app = typer.Typer(
     add_completion=False,
     help="Measure servers and engines: latency and throughput under load, side by side.",
 )
-for verb in (serve, step, linears, attention, throughput, batching, handoff, suite, chaos, router):
+VERBS = (
+    serve,
+    step,
+    linears,
+    attention,
+    structure,
+    throughput,
+    batching,
+    handoff,
+    suite,
+    chaos,
+    router,
+    guard,
+)
+for verb in VERBS:
     app.command()(verb)
 app.command("kv-transfer")(kv_transfer)
 app.add_typer(peers_app, name="peers")

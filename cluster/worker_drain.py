@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from cluster.shell import Ending
+from engine.grammar_gate import GrammarGate
 from engine.step_loop import StepLoop
 
 
@@ -22,8 +24,10 @@ class DrainGate:
         step_loop: StepLoop,
         withdraw: Callable[[], Awaitable[None]],
         on_retired: Callable[[Ending], None],
+        grammars: GrammarGate,
     ) -> None:
         self._step_loop = step_loop
+        self._grammars = grammars
         self._withdraw = withdraw
         self._on_retired = on_retired
         self._retirements: set[asyncio.Task[int]] = set()
@@ -36,7 +40,8 @@ class DrainGate:
             await self._withdraw()
         idle = asyncio.Event()
         loop = asyncio.get_running_loop()
-        self._step_loop.when_idle(lambda: loop.call_soon_threadsafe(idle.set))
+        done = partial(loop.call_soon_threadsafe, idle.set)
+        self._grammars.when_free(partial(self._step_loop.when_idle, done))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(idle.wait(), timeout_s)
         # The step under way may be the first of the only attempt, which isn't counted yet.

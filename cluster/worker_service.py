@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import TypeAlias
 
 import grpc
 
+from cluster.leg_watch import LegWatch
 from cluster.shell import Ending
 from cluster.worker_cancels import CancelWatch
 from cluster.worker_drain import DrainGate
@@ -29,6 +31,7 @@ from core.config import WorkerConfig
 from core.faults import FaultPoint, Faults
 from core.load import LoadReport
 from core.request import Attempt, AttemptDone, AttemptFailed
+from engine.grammar_gate import GrammarGate
 from engine.intake import failed
 from engine.role import Cancel, Move, Submit
 from engine.step_loop import StepLoop
@@ -86,6 +89,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         pool: BlockPool,
         gate: DrainGate,
         cancels: CancelWatch,
+        grammars: GrammarGate,
+        legs: LegWatch,
         *,
         load: Callable[[], LoadReport],
         worker: WorkerConfig,
@@ -96,6 +101,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._pool = pool
         self._gate = gate
         self._cancels = cancels
+        self._grammars = grammars
+        self._legs = legs
         self._load = load
         self._load_report_s = worker.load_report_s
         self._heartbeat_s = worker.heartbeat_s
@@ -115,6 +122,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             by_session.setdefault(id(session), (session, []))[1].append(event)
             if isinstance(event, AttemptDone | AttemptFailed):
                 del self._owner[event.transfer_id]
+                self._legs.ended(event)
         for session, own in by_session.values():
             session.put(own)
 
@@ -193,7 +201,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 case "cancel":
                     self._cancel(request.cancel)
                 case "move":
-                    self._step_loop.post(Move(request.move.transfer_id))
+                    move = Move(request.move.transfer_id)
+                    self._grammars.after(move.transfer_id, partial(self._step_loop.post, move))
 
     def _submit(self, session: RouterSession, submit: Submit) -> None:
         refusal = self._refuse(submit.attempt)
@@ -201,13 +210,18 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             session.put([refusal])
             return
         self._owner[submit.attempt.transfer_id] = session
-        self._step_loop.post(submit)
+        self._legs.submitted(submit.attempt, submit.handoff)
+        self._grammars.submit(submit)
 
     def _cancel(self, cancel: worker_pb2.Cancel) -> None:
         if cancel.choices:
-            self._step_loop.post(Cancel(cancel.transfer_id, tuple(cancel.choices)))
+            some = Cancel(cancel.transfer_id, tuple(cancel.choices))
+            self._grammars.after(cancel.transfer_id, partial(self._step_loop.post, some))
         else:
-            self._cancels.cancel(cancel.transfer_id)
+            self._cancel_all(cancel.transfer_id)
+
+    def _cancel_all(self, transfer_id: str) -> None:
+        self._grammars.after(transfer_id, partial(self._cancels.cancel, transfer_id))
 
     def _refuse(self, attempt: Attempt) -> AttemptFailed | None:
         if attempt.transfer_id in self._owner:
@@ -252,7 +266,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         owned = [key for key, owner in self._owner.items() if owner is session]
         for transfer_id in owned:
             del self._owner[transfer_id]
-            self._cancels.cancel(transfer_id)
+            self._legs.abandoned(transfer_id)
+            self._cancel_all(transfer_id)
 
     def _audit(self) -> worker_pb2.AuditKvReply:
         info, reply = self._describe(), audit(self._pool)

@@ -44,7 +44,8 @@ class OfflineEngine:
 
     def submit(self, attempt: Attempt) -> None:
         """Queues an attempt; what becomes of it is among the events of later steps."""
-        self._role.handle(Submit(attempt), self._clock.now())
+        state = self.engine.grammars.compile(attempt.grammar).start() if attempt.grammar else None
+        self._role.handle(Submit(attempt, grammar=state), self._clock.now())
 
     def cancel(self, transfer_id: str) -> None:
         self._role.handle(Cancel(transfer_id), self._clock.now())

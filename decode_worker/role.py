@@ -28,6 +28,7 @@ from decode_worker.task import Task
 from engine.intake import Deadlines, Limits, Tombstones, failed, refuse, refuse_id
 from engine.kv_lender import KVLender
 from engine.plan import PlannedChunk, StepPlan, make_plan
+from engine.prompt_scores import split_scores
 from engine.role import Cancel, Move, Submit
 from engine.sampler import Sampled
 from engine.sequence import Sequence, SequenceStatus
@@ -107,9 +108,12 @@ class DecodeRole:
             self._open_pull(sequence, now)
         for chunk in decision.chunks:
             self._note_step(chunk.sequence, now)
-        return make_plan(decision.chunks)
+        return make_plan(decision.chunks, decision.num_scored)
 
     def complete(self, plan: StepPlan, sampled: list[Sampled], now: float) -> None:
+        if plan.num_scored:
+            scores, sampled = split_scores(plan, sampled)
+            self._events += scores
         next_token = 0
         for chunk in plan.chunks:
             first, next_token = next_token, next_token + len(chunk.sample_choices)
@@ -159,7 +163,11 @@ class DecodeRole:
             self._events.append(refusal)
             return
         root = root_hash(self._compat_key, attempt.cache_salt, attempt.adapter)
-        sequence = Sequence(attempt, attempt.choices, arrival=now, root=root)
+        assert bool(attempt.grammar) == (message.grammar is not None)
+        sequence = Sequence(
+            attempt, attempt.choices, arrival=now, root=root, grammar=message.grammar
+        )
+        sequence.wants_scores &= handoff is None
         self._tasks[transfer_id] = Task(attempt, handoff, now, [sequence])
         self._deadlines.set(transfer_id, now + attempt.deadline_s)
         self._scheduler.add(sequence, has_handoff=handoff is not None)
@@ -333,7 +341,13 @@ class DecodeRole:
 
     def _token_event(self, sequence: Sequence, choice: int, token: Sampled) -> TokenEvent:
         position = sequence.num_output_tokens
-        reason = finish_reason(sequence.sampling, token.token_id, position + 1, self._eos_token_ids)
+        reason = finish_reason(
+            sequence.sampling,
+            token.token_id,
+            position + 1,
+            self._eos_token_ids,
+            sequence.grammar is not None and sequence.completes(token.token_id),
+        )
         return TokenEvent(
             sequence.transfer_id, choice, position, token.token_id, token.logprobs, reason
         )

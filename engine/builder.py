@@ -44,6 +44,9 @@ from model.loader import load_model
 from model.quantization.recipe import resolve_recipe
 from model.tensor_parallel import TensorParallel
 from text.card import ModelCard
+from text.structure.compiler import GrammarCompiler
+from text.structure.vocabulary import grammar_vocabulary
+from text.tokenizer import load_tokenizer
 
 _WARM_UP_DECODE = 8
 _WARM_UP_CHUNK = 64
@@ -65,6 +68,7 @@ class Engine:
     kv_heads: range
     """This rank's KV heads, by their numbers in the whole model."""
     device: torch.device
+    grammars: GrammarCompiler
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +141,7 @@ def build_engine(
         eos_token_ids=card.eos_token_ids,
         kv_heads=model.kv_heads,
         device=model.device,
+        grammars=GrammarCompiler(lambda: grammar_vocabulary(load_tokenizer(card), card.vocab_size)),
     )
 
 

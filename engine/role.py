@@ -16,14 +16,19 @@ from engine.plan import StepPlan
 from engine.sampler import Sampled
 from kv_cache.block_pool import BlockPool
 from protos.codec import WorkerEvent
+from text.structure.state import GrammarState
 
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Run this attempt; on a decode worker `handoff` says where the prompt's KV is."""
+    """Run this attempt; on a decode worker `handoff` says where the prompt's KV is.
+
+    `grammar` is where the attempt's output is in its grammar, if it has one.
+    """
 
     attempt: Attempt
     handoff: Handoff | None = None
+    grammar: GrammarState | None = None
 
 
 @dataclass(frozen=True, slots=True)

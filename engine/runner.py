@@ -7,8 +7,10 @@ import torch
 from tandem_kernels import AttentionMeta, StepProgram
 
 from engine.batch import StepInput
+from engine.grammar_masks import GrammarMasks
 from engine.greedy import only_largest
 from engine.profile_ranges import profile_ranges
+from engine.row_failure import RowsFailedError, explained
 from engine.sample_row import SampleRow
 from engine.sampler import Sampled, TokenSampler
 from kv_cache.storage import KVStorage
@@ -81,12 +83,18 @@ class ModelRunner(RankRunner):
     ) -> None:
         super().__init__(model, storage, device=device)
         self._sampler = sampler
+        self._masks = GrammarMasks()
 
     def execute(self, step: StepInput, rows: list[SampleRow]) -> list[Sampled]:
         """One token for each row, in order. Rows may share logits, as choices of one prompt do."""
+        masks_ready = self._masks.begin(rows)
         with torch.inference_mode():
             logits = self.compute(step, only_largest(rows, len(step.logits_rows)))
-            return self.sample(logits, rows) if rows else []
+            masks_ready()
+            try:
+                return self.sample(logits, rows) if rows else []
+            except RowsFailedError as error:
+                raise explained(error, rows, logits) from None
 
     def sample(self, logits: torch.Tensor, rows: list[SampleRow]) -> list[Sampled]:
         """`execute`'s second half."""

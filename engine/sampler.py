@@ -1,6 +1,6 @@
 """From logits to tokens: one token for each row, with log-probabilities where asked for.
 
-    edit     bias, penalties, min_tokens: only rows that have any
+    edit     bias, penalties, grammar, min_tokens: only rows that have any
     choose   greedy rows by argmax; the others by one random number each, with or without filters
     report   log-probabilities of the model's own logits, before edits and temperature
 
@@ -16,11 +16,11 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from core.errors import TandemError
 from core.request import SamplingParams, TokenLogprobs
 from engine.draw import Draws, Filters, draw, draw_filtered
 from engine.logit_edits import edit_logits, needs_edits
 from engine.random_numbers import uniform
+from engine.row_failure import RowsFailedError
 from engine.sample_row import SampleRow
 from engine.top_tokens import top_tokens
 
@@ -45,14 +45,13 @@ class Sampled(NamedTuple):
     logprobs: TokenLogprobs | None = None
 
 
-class NonFiniteLogitsError(TandemError):
+class NonFiniteLogitsError(RowsFailedError):
     """The model computed NaN or infinity for `rows` (indices of what was to be sampled)."""
 
     code = "non_finite_logits"
 
     def __init__(self, rows: tuple[int, ...]) -> None:
-        super().__init__(f"logits of rows {rows} have no finite maximum")
-        self.rows = rows
+        super().__init__(f"logits of rows {rows} have no finite maximum", rows)
 
 
 def is_greedy(params: SamplingParams) -> bool:

@@ -26,8 +26,9 @@ from engine.batch import StepInput, flatten, sample_rows
 from engine.plan import StepPlan
 from engine.profile_ranges import profile_ranges
 from engine.role import Role
+from engine.row_failure import RowsFailedError
 from engine.sample_row import SampleRow
-from engine.sampler import NonFiniteLogitsError, Sampled
+from engine.sampler import Sampled
 from engine.teller import Teller
 from protos.codec import WorkerEvent
 
@@ -156,15 +157,19 @@ class StepLoop:
             self._teller.tell(events)
 
     def _step(self, plan: StepPlan) -> None:
-        """Computes and completes the plan. Attempts without finite logits fail alone: the step is
-        dropped, and planned again without them."""
+        """Computes and completes the plan. Attempts that no token can be drawn for fail alone: the
+        step is dropped, and planned again without them."""
         with self._range("flatten"):
             rows = sample_rows(plan, self._eos_token_ids)
             step = flatten(plan, self._block_size)
         try:
             sampled = self._executor.execute(step, rows)
-        except NonFiniteLogitsError as error:
-            owners = [c.sequence.transfer_id for c in plan.chunks for _ in c.sample_choices]
+        except RowsFailedError as error:
+            owners = [
+                c.sequence.transfer_id
+                for c in plan.chunks
+                for _ in range(c.num_scored + len(c.sample_choices))
+            ]
             for transfer_id in {owners[row] for row in error.rows}:
                 self._role.fail(transfer_id, error.code, error.message)
             return

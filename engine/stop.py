@@ -8,12 +8,19 @@ from core.request import FinishReason, SamplingParams
 
 
 def finish_reason(
-    params: SamplingParams, token_id: int, num_output_tokens: int, eos_token_ids: Collection[int]
+    params: SamplingParams,
+    token_id: int,
+    num_output_tokens: int,
+    eos_token_ids: Collection[int],
+    complete: bool = False,
 ) -> FinishReason | None:
     """Why the choice is over after `token_id`, its `num_output_tokens`-th output token; or None.
 
-    Stop strings are the router's affair: only it has the text.
+    `complete`: its grammar lets nothing follow, before `min_tokens` or not. Stop strings are the
+    router's affair: only it has the text.
     """
+    if complete:
+        return FinishReason.STOP
     if num_output_tokens > params.min_tokens and _ends(params, token_id, eos_token_ids):
         return FinishReason.STOP
     return FinishReason.LENGTH if num_output_tokens >= params.max_tokens else None

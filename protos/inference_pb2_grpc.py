@@ -65,8 +65,9 @@ class InferenceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Complete(self, request, context):
-        """Deltas of every choice as they are computed, then exactly one `usage`. Ending the call cancels
-        the request. The call's own deadline is the request's.
+        """Deltas of every choice as they are computed, then exactly one `usage`; before the first delta
+        one `prompt`, if something of it is asked for. Ending the call cancels the request. The call's
+        own deadline is the request's.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -45,8 +45,9 @@ class InferenceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> InferenceAsyncStub: ...
     Complete: _grpc.UnaryStreamMultiCallable[_inference_pb2.CompleteRequest, _inference_pb2.CompleteEvent]
-    """Deltas of every choice as they are computed, then exactly one `usage`. Ending the call cancels
-    the request. The call's own deadline is the request's.
+    """Deltas of every choice as they are computed, then exactly one `usage`; before the first delta
+    one `prompt`, if something of it is asked for. Ending the call cancels the request. The call's
+    own deadline is the request's.
     """
     ListModels: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsReply]
     """The models that can be asked for."""
@@ -62,8 +63,9 @@ class InferenceStub:
 class InferenceAsyncStub(InferenceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Complete: _aio.UnaryStreamMultiCallable[_inference_pb2.CompleteRequest, _inference_pb2.CompleteEvent]  # type: ignore[assignment]
-    """Deltas of every choice as they are computed, then exactly one `usage`. Ending the call cancels
-    the request. The call's own deadline is the request's.
+    """Deltas of every choice as they are computed, then exactly one `usage`; before the first delta
+    one `prompt`, if something of it is asked for. Ending the call cancels the request. The call's
+    own deadline is the request's.
     """
     ListModels: _aio.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsReply]  # type: ignore[assignment]
     """The models that can be asked for."""
@@ -82,8 +84,9 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.CompleteRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.CompleteEvent], _abc.AsyncIterator[_inference_pb2.CompleteEvent]]:
-        """Deltas of every choice as they are computed, then exactly one `usage`. Ending the call cancels
-        the request. The call's own deadline is the request's.
+        """Deltas of every choice as they are computed, then exactly one `usage`; before the first delta
+        one `prompt`, if something of it is asked for. Ending the call cancels the request. The call's
+        own deadline is the request's.
         """
 
     @_abc_1.abstractmethod

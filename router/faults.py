@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from core.errors import BadRequestError, TandemError, UnavailableError
@@ -20,6 +21,8 @@ class Fault:
     message: str
     param: str | None
     retry_after_s: int | None
+    reason: str = ""
+    """Of those that pass: what there was too much of, or too little."""
 
 
 def fault_of(error: TandemError) -> Fault:
@@ -33,9 +36,10 @@ def fault_of(error: TandemError) -> Fault:
         message=error.message,
         param=error.param if isinstance(error, BadRequestError) else None,
         retry_after_s=_retry_after(error) if status in RETRY_STATUSES else None,
+        reason=error.reason if isinstance(error, UnavailableError) else "",
     )
 
 
 def _retry_after(error: TandemError) -> int:
     advice = error.retry_after_s if isinstance(error, UnavailableError) else RETRY_AFTER_S
-    return max(1, round(advice))
+    return max(1, math.ceil(advice))

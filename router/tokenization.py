@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from core.errors import BadRequestError, DeadlineError
 from router.door import Door
 from router.limits import check_model
-from router.rendering import Rendering
 from router.request_spec import ChatPrompt
 
 
@@ -21,7 +20,6 @@ class TokenizeSpec:
     prompt: ChatPrompt | str
     add_special_tokens: bool | None = None
     """None: those that the model expects around plain texts; templates write them themselves."""
-    rendering: Rendering = Rendering()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +36,7 @@ async def tokenize(door: Door, spec: TokenizeSpec) -> Tokens:
     _check_model(door, spec.model)
     try:
         async with asyncio.timeout(door.settings.request_timeout_s):
-            ids = await door.texts.tokenize(spec.prompt, spec.rendering, spec.add_special_tokens)
+            ids = await door.texts.encode(spec.prompt, spec.add_special_tokens)
     except TimeoutError:
         raise DeadlineError("the deadline passed before the text was tokenised") from None
     return Tokens(ids, tuple(door.texts.tokenizer.token_string(i) for i in ids))

@@ -19,14 +19,19 @@ class Detokenizer:
 
     A token costs its own length only: tokens stand for bytes, so nothing before is looked at again.
     `after_text` says that the sequence goes on from earlier text, whose end keeps a leading space
-    that SentencePiece models would otherwise lose.
+    that SentencePiece models would otherwise lose. `kept` are special tokens to keep all the same.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, skip_special_tokens: bool = True, *, after_text: bool = False
+        self,
+        tokenizer: Tokenizer,
+        skip_special_tokens: bool = True,
+        *,
+        after_text: bool = False,
+        kept: frozenset[int] = frozenset(),
     ) -> None:
         self._tokenizer = tokenizer
-        self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        self._skipped = tokenizer.special_token_ids - kept if skip_special_tokens else frozenset()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._strip_space = tokenizer.spelling.strips_leading_space and not after_text
 
@@ -38,6 +43,11 @@ class Detokenizer:
     def flush(self) -> str:
         """The rest, when no token follows."""
         return self._stripped(self._decoder.decode(b"", final=True))
+
+    @property
+    def in_character(self) -> bool:
+        """Whether the last token ended inside a character, which is held back."""
+        return bool(self._decoder.getstate()[0])
 
     def _stripped(self, text: str) -> str:
         if self._strip_space and text:

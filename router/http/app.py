@@ -11,11 +11,13 @@ from starlette.middleware.cors import CORSMiddleware
 from router.door import Door
 from router.generation import Generation
 from router.http.body import read_body
+from router.http.calls import CallMiddleware
 from router.http.chat import ChatAnswer
 from router.http.completions import CompletionAnswer
 from router.http.documentation import add_documentation
 from router.http.errors import error_event, install_error_handlers
 from router.http.operations import add_models, add_operations
+from router.http.origin import OriginMiddleware
 from router.http.refused import add_refused
 from router.http.reply import PlainReply, StreamReply
 from router.http.request_ids import HEADER, RequestIds
@@ -24,6 +26,8 @@ from router.http.responses_schema import ResponsesBody
 from router.http.schema import ChatBody, CompletionBody
 from router.http.tokenization import add_tokenization
 from router.identifiers import client_request_id
+from router.observe.debug import add_debug
+from router.tenants.gatekeeper import Gatekeeper
 
 PREFLIGHT_S = 600
 """How long browsers may remember what a preflight said."""
@@ -38,13 +42,18 @@ class HttpSettings:
     """Unix time in seconds that models are listed with."""
     cors_origins: tuple[str, ...] = ()
     """Whose web pages may call from a browser; `*` for all."""
+    shows_requests: bool = False
+    """Whether `/debug/requests` is here."""
 
 
-def create_app(door: Door, settings: HttpSettings) -> FastAPI:
+def create_app(door: Door, settings: HttpSettings, gatekeeper: Gatekeeper) -> FastAPI:
     """The application; it owns nothing and can be served by any ASGI server."""
     app = FastAPI(
         title="Tandem", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
     )
+    # The last that is added is the first that a request passes
+    app.add_middleware(CallMiddleware, gatekeeper=gatekeeper)
+    app.add_middleware(OriginMiddleware)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -61,6 +70,8 @@ def create_app(door: Door, settings: HttpSettings) -> FastAPI:
     add_tokenization(app, door, max_body_bytes=settings.max_body_bytes)
     add_models(app, door, created=settings.created)
     add_operations(app, door)
+    if settings.shows_requests:
+        add_debug(app, door.observer)
     add_refused(app, door)
     add_documentation(app, model=door.settings.model)
     return app

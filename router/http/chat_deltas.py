@@ -8,18 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from router.generation import Generation
-from router.http.logprobs import chat_logprobs
+from router.http.logprobs import TokenNames, chat_logprobs
+from router.message.reader import CallDelta, MessageDelta
 from text.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class CallDelta:
-    """A piece of one call. `call_id` and `name` come with the first piece."""
-
-    index: int
-    call_id: str = ""
-    name: str = ""
-    arguments: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +29,22 @@ async def chat_deltas(
     generation: Generation, tokenizer: Tokenizer
 ) -> AsyncGenerator[ChatDelta, None]:
     """Of a request with one choice. Raises TandemError; close it always."""
+    names = TokenNames(tokenizer, as_ids=False)
+    reader, has_begun = None, False
     async with aclosing(generation.deltas()) as deltas:
         async for delta in deltas:
-            logprobs = chat_logprobs(tokenizer, delta)
+            if not has_begun:
+                reader, has_begun = generation.reader(), True
+            message = MessageDelta(delta.text, finish_reason=delta.finish_reason)
+            if reader is not None:
+                message = reader.read(delta)
+            logprobs = chat_logprobs(names, delta)
             content: Any = [] if logprobs is None else logprobs["content"]
             yield ChatDelta(
-                text=delta.text,
+                text=message.content,
+                reasoning=message.thoughts,
+                calls=message.calls,
                 logprobs=tuple(content),
                 num_tokens=len(delta.token_ids),
-                finish_reason=delta.finish_reason,
+                finish_reason=message.finish_reason,
             )

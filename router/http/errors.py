@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
-from core.errors import TandemError
+from core.errors import AuthenticationError, QuotaError, TandemError
 from router.faults import fault_of
 from router.http.request_ids import HEADER
 from router.identifiers import echoed_request_id, new_request_id
@@ -19,7 +19,6 @@ from router.identifiers import echoed_request_id, new_request_id
 log = logging.getLogger(__name__)
 
 TYPES = {
-    401: "authentication_error",
     403: "permission_error",
     408: "timeout_error",
     429: "rate_limit_error",
@@ -41,6 +40,8 @@ def error_response(error: TandemError, headers: dict[str, str] | None = None) ->
     fault, headers = fault_of(error), dict(headers or {})
     if fault.retry_after_s is not None:
         headers["retry-after"] = str(fault.retry_after_s)
+    if isinstance(error, AuthenticationError):
+        headers["www-authenticate"] = "Bearer"
     return JSONResponse(error_body(error), status_code=fault.status, headers=headers)
 
 
@@ -106,5 +107,6 @@ async def _on_bug(request: Request, error: Exception) -> Response:
 
 def _body(message: str, status: int, param: str | None, code: str) -> dict[str, object]:
     fallback = "invalid_request_error" if status < 500 else "server_error"
-    kind = TYPES.get(status, fallback)
+    # OpenAI's clients tell the two kinds of 429 apart by this.
+    kind = QuotaError.code if code == QuotaError.code else TYPES.get(status, fallback)
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from router.http.chat_deltas import CallDelta, ChatDelta
+from router.http.chat_deltas import ChatDelta
+from router.message.reader import CallDelta
 
 Event = dict[str, Any]
 INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}
@@ -139,7 +140,7 @@ class OutputItems:
     def _take_call(self, call: CallDelta) -> Iterator[Event]:
         if not isinstance(self._open, _Call) or self._open.index != call.index:
             yield from self._close("completed")
-            self._open = _Call(self._new_id("fc"), call.index, call.call_id, call.name)
+            self._open = _Call(self._new_id("fc"), call.index, call.id, call.name)
             yield self._added(self._open.item("in_progress", empty=True))
         if call.arguments:
             self._open.arguments.append(call.arguments)

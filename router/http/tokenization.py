@@ -6,22 +6,20 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict
 
 from core.errors import BadRequestError
 from router.door import Door
 from router.http.body import read_body
-from router.http.schema import ChatMessage
-from router.rendering import Rendering
+from router.http.schema import ChatMessage, chat_prompt
+from router.http.strict import Strict
+from router.http.tool_fields import ToolFields, tooling_of
 from router.request_spec import ChatPrompt
 from router.tokenization import TokenizeSpec, detokenize, tokenize
 
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+_OF_CHATS = ("chat_template", "chat_template_kwargs", "tools")
 
 
-class TokenizeBody(_Strict):
+class TokenizeBody(Strict):
     """POST /tokenize: a `prompt`, or `messages` for the model's chat template."""
 
     model: str | None = None
@@ -30,17 +28,18 @@ class TokenizeBody(_Strict):
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: list[ToolFields] | None = None
     return_token_strs: bool | None = None
 
     def spec(self) -> TokenizeSpec:
         """Raises BadRequestError."""
+        self._check_chat_only()
         return TokenizeSpec(
             model=self.model,
             prompt=self._prompt(),
             add_special_tokens=self.add_special_tokens,
-            rendering=self._rendering(),
         )
 
     def _prompt(self) -> ChatPrompt | str:
@@ -54,27 +53,22 @@ class TokenizeBody(_Strict):
             return self.prompt
         if self.prompt is not None:
             raise BadRequestError("give either prompt or messages", param="messages")
-        return ChatPrompt(tuple(message.to_template() for message in self.messages))
-
-    def _rendering(self) -> Rendering:
-        chat_only = {
-            "add_generation_prompt": self.add_generation_prompt,
-            "continue_final_message": self.continue_final_message,
-            "chat_template_kwargs": self.chat_template_kwargs,
-            "tools": self.tools,
-        }
-        for name, value in chat_only.items():
-            if self.messages is None and value is not None:
-                raise BadRequestError(f"{name} needs messages", param=name)
-        return Rendering(
-            add_generation_prompt=self.add_generation_prompt is not False,
-            continue_final_message=bool(self.continue_final_message),
-            tools=self.tools,
-            kwargs=self.chat_template_kwargs,
+        return chat_prompt(
+            self.messages,
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+            template=self.chat_template,
+            template_kwargs=self.chat_template_kwargs,
+            tooling=tooling_of(self.tools, None, None),
         )
 
+    def _check_chat_only(self) -> None:
+        for name in ("add_generation_prompt", "continue_final_message", *_OF_CHATS):
+            if self.messages is None and getattr(self, name) is not None:
+                raise BadRequestError(f"{name} needs messages", param=name)
 
-class DetokenizeBody(_Strict):
+
+class DetokenizeBody(Strict):
     """POST /detokenize."""
 
     model: str | None = None

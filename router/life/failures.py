@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from core.errors import (
     BadRequestError,
     CancelledRequestError,
@@ -13,11 +15,27 @@ from core.errors import (
     UnavailableError,
     WorkerLostError,
 )
-from core.request import AttemptFailed
+from core.request import AttemptFailed, Phase
 from router.fleet.leg_event import WorkerLost
 from router.fleet.policy import NoPair
+from router.life.admitted_request import AdmittedRequest
+
+log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1.0
+
+
+def log_failure(request: AdmittedRequest, leg: Phase, error: TandemError, *, worker: str) -> None:
+    """A line for every attempt that fails; that a worker drains is no failure."""
+    log.log(
+        logging.INFO if is_draining(error) else logging.WARNING,
+        "%s of request %s failed on %s: %s",
+        leg,
+        request.request_id,
+        worker,
+        error.message,
+        extra={"request_id": request.request_id, "worker": worker},
+    )
 
 
 def error_of(event: AttemptFailed | WorkerLost) -> TandemError:
@@ -41,6 +59,9 @@ def _typed(event: AttemptFailed) -> TandemError:
             return ContextLengthError(event.message)
         case BadRequestError.code:
             return BadRequestError(event.message)
+        case "grammar_failed" | "nothing_allowed":
+            # The client's grammar met a limit on the way, or its fields forbid every token
+            return BadRequestError(event.message, code=event.code)
         case DeadlineError.code:
             return DeadlineError(event.message)
         case CancelledRequestError.code:

@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 STATUS = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
     404: grpc.StatusCode.NOT_FOUND,
     408: grpc.StatusCode.DEADLINE_EXCEEDED,
     AmbiguousRequestError.http_status: grpc.StatusCode.FAILED_PRECONDITION,
@@ -62,6 +64,10 @@ async def abort(context: Context, error: TandemError) -> NoReturn:
         ("tandem-param", fault.param or ""),
         (DETAILS_KEY, _details(fault, code, message).SerializeToString()),
     ]
+    if fault.reason:
+        metadata.append(("tandem-reason", fault.reason))
+    if fault.retry_after_s is not None:
+        metadata.append(("retry-after", str(fault.retry_after_s)))
     await context.abort(code, message, trailing_metadata=tuple(metadata))
 
 

@@ -12,7 +12,10 @@ from protos.certificate_files import CertificateFiles, FrontTls
 from protos.health import Health
 from protos.secure_grpc import Options, bind_front
 from router.door import Door
+from router.rpc.calls import CallInterceptor
+from router.rpc.origin import OriginInterceptor
 from router.rpc.service import InferenceService
+from router.tenants.gatekeeper import Gatekeeper
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 HEALTH_PERIOD_S = 0.5
@@ -31,8 +34,10 @@ class GrpcServer:
         port: int,
         max_body_bytes: int,
         keepalive_s: float,
+        gatekeeper: Gatekeeper,
         certificates: CertificateFiles[FrontTls] | None = None,
     ) -> None:
+        self._gatekeeper = gatekeeper
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._door = door
         self._certificates = certificates
@@ -42,7 +47,10 @@ class GrpcServer:
 
     async def start(self) -> int:
         """Binds and serves; the port that was bound. Raises ConfigError if it is taken."""
-        server = grpc.aio.server(options=list(self._options))
+        server = grpc.aio.server(
+            options=list(self._options),
+            interceptors=(OriginInterceptor(), CallInterceptor(self._gatekeeper)),
+        )
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(self._door), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)

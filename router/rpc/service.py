@@ -13,7 +13,14 @@ from protos import inference_pb2_grpc
 from router.door import Door
 from router.generation import Generation
 from router.identifiers import client_request_id, new_request_id
-from router.rpc.convert import delta_to_wire, spec_of, tokenize_spec_of, usage_to_wire
+from router.message.reader import MessageReader
+from router.rpc.convert import (
+    delta_to_wire,
+    prompt_to_wire,
+    spec_of,
+    tokenize_spec_of,
+    usage_to_wire,
+)
 from router.rpc.errors import Context, faults_told
 from router.tokenization import detokenize, tokenize
 
@@ -46,8 +53,16 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 ((ID_KEY, client_id or own_id), (OWN_ID_KEY, own_id))
             )
             async with aclosing(generation.deltas()) as deltas:
+                readers: dict[int, MessageReader | None] = {}
                 async for delta in deltas:
-                    yield delta_to_wire(delta)
+                    if not readers and (prompt := prompt_to_wire(request, generation)):
+                        yield prompt
+                    before = "" if delta.choice in readers else generation.echo_text
+                    if delta.choice not in readers:
+                        readers[delta.choice] = generation.reader()
+                    reader = readers[delta.choice]
+                    message = None if reader is None else reader.read(delta)
+                    yield delta_to_wire(delta, message, before)
             yield usage_to_wire(generation, include_timings=request.include_timings)
 
     async def ListModels(

@@ -62,10 +62,15 @@ FAULTS = {
     "unknown model": chat("model", "model_not_found", status=404, model="gpt-none"),
     "null model": chat("model", "invalid_type", model=None),
     "unknown field": chat("tempreature", "unknown_parameter", tempreature=1),
-    "tools": chat("tools", "unsupported_parameter", tools=[{}]),
+    "tools": chat("tools", "missing_required_parameter", tools=[{}]),
+    "functions": chat("functions", "unsupported_parameter", functions=[{}]),
     "best of": text("best_of", "unsupported_parameter", best_of=2),
-    "JSON mode": chat(
-        "response_format", "unsupported_parameter", response_format={"type": "json_object"}
+    "schema that can't be followed": chat(
+        "response_format",
+        response_format={
+            "type": "json_schema",
+            "json_schema": {"name": "x", "schema": {"not": {}}},
+        },
     ),
     "text for a number": chat("max_tokens", "invalid_type", max_tokens="ten"),
     "text for a flag": chat("logprobs", "invalid_type", logprobs="yes"),

@@ -45,7 +45,7 @@ def body(**fields: Any) -> dict[str, Any]:
     ("error", "status", "code", "retry_after_s"),
     [
         (UnavailableError("x", reason="no_worker"), 503, "no_worker", 1),
-        (UnavailableError("x", reason="draining", retry_after_s=2.4), 503, "draining", 2),
+        (UnavailableError("x", reason="draining", retry_after_s=2.4), 503, "draining", 3),
         (WorkerLostError("x"), 503, "worker_lost", 1),
         (TransferError("x", reason="timeout"), 503, "transfer_failed", 1),
         (OverloadedError("x", reason="saturated"), 429, "rate_limit_exceeded", 1),

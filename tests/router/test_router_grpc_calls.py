@@ -166,11 +166,11 @@ def test_tokens_are_those_of_http(texts: Texts) -> None:
         assert list(reply.strings) == answer.json()["token_strs"]
         back = await stub.Detokenize(pb.DetokenizeRequest(ids=reply.ids))
         assert back.text == text
-        chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="Hi")])
         messages = [{"role": "user", "content": "Hi"}]
         variants: list[dict[str, Any]] = [{}, {"add_generation_prompt": False}]
         for options in variants:
-            reply = await stub.Tokenize(pb.TokenizeRequest(chat=chat, **options))
+            chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="Hi")], **options)
+            reply = await stub.Tokenize(pb.TokenizeRequest(chat=chat))
             answer = await h.http.post("/tokenize", json={"messages": messages, **options})
             assert list(reply.ids) == answer.json()["tokens"]
         for fault in (

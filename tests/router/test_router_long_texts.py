@@ -11,14 +11,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.errors import ContextLengthError
+from router.dialect import Dialect
 from router.request_spec import MAX_MESSAGES, ChatPrompt
+from router.structure.grammar_check import GrammarCheck
 from router.texts import Texts as RouterTexts
+from text.structure.compiler import GrammarCompiler
+from text.structure.vocabulary import grammar_vocabulary
 
 MAX_MODEL_LEN = 3
 
 
 def router_texts(texts: Texts) -> RouterTexts:
-    return RouterTexts(texts.tokenizer, texts.template, num_threads=1, max_model_len=MAX_MODEL_LEN)
+    compiler = GrammarCompiler(lambda: grammar_vocabulary(texts.tokenizer, texts.card.vocab_size))
+    return RouterTexts(
+        texts.tokenizer,
+        texts.template,
+        num_threads=1,
+        max_model_len=MAX_MODEL_LEN,
+        dialect=Dialect(),
+        grammars=GrammarCheck(compiler),
+    )
 
 
 @given(st.text(st.characters(codec="utf-8"), min_size=1) | st.text("a #=\n", min_size=200))
@@ -37,7 +49,7 @@ def test_a_text_beyond_any_encoding_is_refused(texts: Texts) -> None:
         asyncio.run(encode("a" * (longest + 1)))
     assert caught.value.param == "prompt"
     with pytest.raises(ContextLengthError) as caught:
-        asyncio.run(encode(ChatPrompt(({"role": "user", "content": "a" * longest},))))
+        asyncio.run(encode(ChatPrompt(messages=({"role": "user", "content": "a" * longest},))))
     assert caught.value.param == "messages"
 
 

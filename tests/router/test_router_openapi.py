@@ -28,6 +28,7 @@ from schemathesis.specs.openapi.checks import (
 
 from router.http.app import HttpSettings, create_app
 from router.http.openapi import openapi_document, operations
+from router.tenants.gatekeeper import Gatekeeper
 
 PROMISES = [
     not_a_server_error,
@@ -98,7 +99,8 @@ def test_what_is_served_keeps_to_the_document_at_length(served: str) -> None:
 def test_every_route_is_in_the_document_and_nothing_else(texts: Texts) -> None:
     async def routes() -> set[tuple[str, str]]:
         async with house(texts, ready=False) as h:
-            app = create_app(h.router.door, HttpSettings(max_body_bytes=1, created=0))
+            settings = HttpSettings(max_body_bytes=1, created=0)
+            app = create_app(h.router.door, settings, Gatekeeper(None, open_metrics=True))
             return {
                 (method.lower(), re.sub(r":path\}", "}", route.path))
                 for route in app.routes

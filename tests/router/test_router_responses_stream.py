@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.http.chat_deltas import CallDelta, ChatDelta
+from router.http.chat_deltas import ChatDelta
 from router.http.responses_input import (
     Conversation,
     FunctionCallItem,
@@ -17,6 +17,7 @@ from router.http.responses_input import (
 )
 from router.http.responses_items import OutputItems
 from router.http.responses_schema import FunctionTool, JsonSchemaFormat
+from router.message.reader import CallDelta
 
 Json = dict[str, Any]
 

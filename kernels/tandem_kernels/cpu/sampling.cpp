@@ -22,11 +22,46 @@ bool has_penalties(const SamplingRow& row) {
 bool may_not_stop(const SamplingRow& row) { return row.position < row.min_tokens; }
 
 bool needs_edits(const SamplingRow& row) {
-  return row.num_biases > 0 || has_penalties(row) || (may_not_stop(row) && row.num_stops > 0);
+  return row.num_biases > 0 || has_penalties(row) || row.allowed != nullptr ||
+         (may_not_stop(row) && row.num_stops > 0) || row.num_forbidden > 0 || row.num_allowed > 0;
 }
 
-// Bias, then penalties, then forbidden stops. Ids outside the vocabulary have no effect.
-void edit(float* logits, std::int64_t vocab_size, const SamplingRow& row) {
+void forbid(float* logits, std::int64_t vocab_size, const std::int32_t* ids, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    if (ids[i] < vocab_size) logits[ids[i]] = kNever;
+  }
+}
+
+void copy_allowed(const float* logits, std::int64_t vocab_size, const SamplingRow& row,
+                  float* copy) {
+  if (row.num_allowed == 0) {
+    std::copy(logits, logits + vocab_size, copy);
+    return;
+  }
+  std::fill(copy, copy + vocab_size, kNever);
+  for (std::int64_t i = 0; i < row.num_allowed; ++i) {
+    const std::int32_t id = row.allowed_ids[i];
+    if (id < vocab_size) copy[id] = logits[id];
+  }
+}
+
+void forbid_by_mask(float* logits, std::int64_t vocab_size, const std::uint32_t* allowed) {
+  for (std::int64_t begin = 0; begin < vocab_size; begin += 32) {
+    const std::uint32_t bits = allowed[begin / 32];
+    const std::int64_t count = std::min<std::int64_t>(32, vocab_size - begin);
+    if (bits == 0xffffffffu) continue;
+    for (std::int64_t i = 0; i < count; ++i) {
+      logits[begin + i] = bits >> i & 1 ? logits[begin + i] : kNever;
+    }
+  }
+}
+
+bool any_left(const float* logits, std::int64_t vocab_size) {
+  return std::any_of(logits, logits + vocab_size, [](float logit) { return logit != kNever; });
+}
+
+// Bias, then penalties, then what is forbidden. Ids outside the vocabulary have no effect.
+void edit(float* logits, std::int64_t vocab_size, const SamplingRow& row, bool may_stop) {
   for (std::int64_t i = 0; i < row.num_biases; ++i) {
     if (row.bias_ids[i] < vocab_size) logits[row.bias_ids[i]] += row.biases[i];
   }
@@ -40,11 +75,9 @@ void edit(float* logits, std::int64_t vocab_size, const SamplingRow& row) {
                                   row.presence_penalty * static_cast<double>(count > 0));
     }
   }
-  if (may_not_stop(row)) {
-    for (std::int64_t i = 0; i < row.num_stops; ++i) {
-      if (row.stop_ids[i] < vocab_size) logits[row.stop_ids[i]] = kNever;
-    }
-  }
+  if (row.allowed != nullptr) forbid_by_mask(logits, vocab_size, row.allowed);
+  if (!may_stop) forbid(logits, vocab_size, row.stop_ids, row.num_stops);
+  forbid(logits, vocab_size, row.forbidden_ids, row.num_forbidden);
 }
 
 // The row itself, or this thread's edited copy of it.
@@ -53,8 +86,13 @@ const float* edited(const float* logits, std::int64_t vocab_size, const Sampling
   static thread_local Scratch scratch;
   scratch.reset(Scratch::measure<float>(vocab_size));
   float* copy = scratch.take<float>(vocab_size);
-  std::copy(logits, logits + vocab_size, copy);
-  edit(copy, vocab_size, row);
+  copy_allowed(logits, vocab_size, row, copy);
+  edit(copy, vocab_size, row, !may_not_stop(row));
+  if (row.allowed != nullptr && may_not_stop(row) && !any_left(copy, vocab_size)) {
+    // The mask leaves nothing but stopping: `min_tokens` gives way
+    copy_allowed(logits, vocab_size, row, copy);
+    edit(copy, vocab_size, row, true);
+  }
   return copy;
 }
 

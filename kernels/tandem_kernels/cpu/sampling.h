@@ -14,6 +14,7 @@ struct SamplingRow {
   const std::int32_t* seen_ids;  // tokens of prompt and output, each once; only with penalties
   const std::int32_t* seen_counts;  // how often each is in the output
   std::int64_t num_seen;
+  const std::uint32_t* allowed;  // bit i of word i / 32: token i may be drawn; null: all may
   std::uint32_t choice;
   std::uint32_t position;
 
@@ -23,6 +24,10 @@ struct SamplingRow {
   std::int64_t num_biases;
   const std::int32_t* stop_ids;  // forbidden before `min_tokens`
   std::int64_t num_stops;
+  const std::int32_t* forbidden_ids;  // never sampled
+  std::int64_t num_forbidden;
+  const std::int32_t* allowed_ids;  // no others are sampled; none: all are
+  std::int64_t num_allowed;
   double top_p;
   double presence_penalty;
   double frequency_penalty;

@@ -1,0 +1,1 @@
+"""Tools: what a client offers, how calls are written in each format, and how they are read."""

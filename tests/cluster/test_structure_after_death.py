@@ -1,0 +1,155 @@
+"""A streamed answer that follows a schema survives the death of its decode worker at every token.
+
+One prefill worker, one decode worker at a time. The answer is of some 30 tokens of the byte model,
+whose letters are random: without the grammar it would be no JSON, and with a grammar that began
+anew, or lost a token, it would not fit together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from fakes_cases import CaseHouse, case_house, events_of, settings, some_tokens
+from fakes_moving_house import new_decode_worker, step_until
+from fakes_observed_worker import ObservedWorker
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string", "pattern": "^[a-z]{6}$"},
+        "n": {"type": "string", "pattern": "^[0-9]{5}$"},
+    },
+    "required": ["id", "n"],
+    "additionalProperties": False,
+}
+PROMPT = some_tokens(40, seed=2)
+
+
+@pytest.fixture(scope="module")
+def house(model: Path) -> Iterator[CaseHouse]:
+    with case_house(settings(model, "router.max_attempts=5")) as made:
+        yield made
+
+
+async def streamed(house: CaseHouse, salt: str, **fields: Any) -> list[tuple[str, list[str], str]]:
+    """Text, names of tokens and end of each choice, as its stream adds up."""
+    body = {
+        "model": house.router.model,
+        "prompt": PROMPT,
+        "max_tokens": 200,
+        "temperature": 0.9,
+        "seed": 11,
+        "logprobs": 1,
+        "structured_outputs": {"json": SCHEMA},
+        "cache_salt": salt,
+        "stream": True,
+    }
+    response = await house.router.http.post("/v1/completions", json=body | fields)
+    assert response.status_code == 200, response.text
+    found: dict[int, tuple[str, list[str], str]] = {}
+    for event in events_of(response):
+        for choice in event["choices"]:
+            text, names, _ = found.get(choice["index"], ("", [], ""))
+            names = names + (choice["logprobs"]["tokens"] if choice["logprobs"] else [])
+            end = choice["finish_reason"] or ""
+            found[choice["index"]] = (text + choice["text"], names, end)
+    return [found[index] for index in sorted(found)]
+
+
+def check(answer: tuple[str, list[str], str]) -> None:
+    text, _, end = answer
+    assert end == "stop"
+    jsonschema.validate(json.loads(text), SCHEMA)
+
+
+async def kill(house: CaseHouse, victim: ObservedWorker) -> None:
+    """The worker is gone in the middle of a step: what that step computes reaches nobody."""
+    await new_decode_worker(house)
+    stopping = asyncio.create_task(house.stop(victim))
+    epoch = victim.member.epoch
+    await house.until(lambda: all(v.epoch != epoch for v in house.router.server.fleet.views()))
+    victim.steps.release()
+    await stopping
+
+
+async def killed_at(house: CaseHouse, position: int, **fields: Any) -> Any:
+    """The answer whose decode worker dies when its client has so many tokens of each choice."""
+    victim = house.d
+    victim.steps.num_tokens.clear()
+    victim.steps.hold(after=position - 1)
+    asking = asyncio.create_task(streamed(house, f"killed at {position}", **fields))
+    await victim.steps.until_held()
+    await kill(house, victim)
+    return await asking
+
+
+def test_an_undisturbed_answer_follows_the_schema(house: CaseHouse) -> None:
+    async def test() -> None:
+        (answer,) = await streamed(house, "alone")
+        check(answer)
+        assert len(answer[1]) >= 30
+
+    house.run(test())
+
+
+def test_a_stream_survives_a_death_at_every_token(house: CaseHouse) -> None:
+    async def test() -> None:
+        expected = await streamed(house, "alone once more")
+        check(expected[0])
+        for position in range(1, len(expected[0][1])):
+            assert await killed_at(house, position) == expected, position
+
+    house.run(test())
+
+
+def test_several_choices_survive_too(house: CaseHouse) -> None:
+    async def test() -> None:
+        expected = await streamed(house, "three alone", n=3)
+        for answer in expected:
+            check(answer)
+        assert await killed_at(house, 12, n=3) == expected
+
+    house.run(test())
+
+
+def test_a_drained_worker_s_answer_goes_on_elsewhere_with_its_grammar(house: CaseHouse) -> None:
+    async def test() -> None:
+        expected = await streamed(house, "alone before a drain")
+        victim = house.d
+        victim.steps.hold()
+        asking = asyncio.create_task(streamed(house, "drained"))
+        await step_until(victim, lambda load: load.num_running == 1)
+        await new_decode_worker(house)
+        draining = asyncio.create_task(victim.drain(30.0))
+        await house.until(lambda: len(house.router.server.fleet.views()) == 2)
+        victim.steps.release()
+        assert await asking == expected
+        assert await draining == 0
+        await house.stop(victim)
+
+    house.run(test())
+
+
+def test_preempted_answers_follow_their_schema_to_the_bit(model: Path) -> None:
+    """So few blocks that of eight answers at once some give way and are computed anew."""
+    few = ("cache.num_blocks=24", "model.max_model_len=256", "scheduler.admission_growth_tokens=0")
+
+    with case_house(settings(model, *few)) as small:
+
+        async def test() -> None:
+            expected = [await streamed(small, f"alone {i}", seed=i) for i in range(8)]
+            together = await asyncio.gather(
+                *(streamed(small, f"together {i}", seed=i) for i in range(8))
+            )
+            assert together == expected
+            assert small.d.parts.step_loop.load().num_preemptions > 0
+            for (answer,) in together:
+                check(answer)
+
+        small.run(test())

@@ -1,0 +1,1 @@
+"""Grammars that an answer follows: their text, their compiled form, and the state of one answer."""

@@ -1,0 +1,102 @@
+"""The canonical text of grammars: one JSON object, the same for the same wish on every machine.
+
+A grammar is a list of parts that name each other; the first is what the answer follows.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+
+import llguidance
+from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+
+from core.errors import BadRequestError
+
+Part = Mapping[str, object]
+"""One grammar of the list: `json_schema` or `lark_grammar`, and perhaps a `name`."""
+
+MAX_REMAINDERS = 20_000
+"""Of all `multipleOf` in a schema, in units of their last decimal place: 0.1 s to compile."""
+MAX_SCHEMA_DEPTH = 100
+_SPACE = " |\\n {0,32}|\\n\\t{0,16}"
+"""Between JSON's tokens: one space, or a line's end with an indent. Where any space is allowed,
+small models write it without end."""
+
+
+def grammar_text(parts: Sequence[Part]) -> str:
+    """The canonical text of a list of parts."""
+    return json.dumps({"grammars": list(parts)}, ensure_ascii=False, separators=(",", ":"))
+
+
+def json_part(schema: object) -> Part:
+    """JSON that a schema allows. Raises BadRequestError for what no compiler should be given."""
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, Mapping):
+        raise BadRequestError("the schema must be a JSON object")
+    _check_schema(schema)
+    return {"json_schema": {**schema, "x-guidance": {"whitespace_pattern": _SPACE}}}
+
+
+def regex_part(regex: str) -> Part:
+    """Text that a regular expression matches as a whole."""
+    if not regex:
+        raise BadRequestError("the regular expression is empty")
+    return {"lark_grammar": f"start: /{llguidance.regex_to_lark(regex)}/"}
+
+
+def choice_part(choices: Sequence[str]) -> Part:
+    """One of some texts."""
+    if not choices:
+        raise BadRequestError("there is nothing to choose from")
+    if not all(choices):
+        raise BadRequestError("a choice must not be empty")
+    return {"lark_grammar": "start: " + " | ".join(quoted(choice) for choice in choices)}
+
+
+def lark_part(grammar: str) -> Part:
+    """What a grammar in Lark's syntax derives from `start`, or one in GBNF from `root`.
+
+    Raises BadRequestError for a grammar that is neither.
+    """
+    if not grammar.strip():
+        raise BadRequestError("the grammar is empty")
+    if "multipleOf" in grammar:
+        raise BadRequestError("multipleOf is only supported in a schema by itself")
+    try:
+        return {"lark_grammar": any_to_lark(grammar)}
+    except (GbnfToLarkError, ValueError, RecursionError) as error:
+        raise BadRequestError(f"neither Lark nor GBNF: {error}") from None
+
+
+def quoted(text: str) -> str:
+    """A literal of a Lark grammar."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _check_schema(schema: object) -> None:
+    """Its depth, and what `multipleOf` adds up to: each remainder is a state that costs no fuel."""
+    steps = [Fraction(str(step)) for step in _steps(schema, 0) if step > 0]
+    scale = math.lcm(*(step.denominator for step in steps))
+    states = [int(step * scale) for step in steps]
+    if sum(states) > MAX_REMAINDERS or math.lcm(*states) > MAX_REMAINDERS:
+        raise BadRequestError(
+            f"multipleOf leaves more than {MAX_REMAINDERS} remainders to be followed"
+        )
+
+
+def _steps(value: object, depth: int) -> Iterator[float]:
+    """Every `multipleOf`, wherever it may be meant as one."""
+    if depth > MAX_SCHEMA_DEPTH:
+        raise BadRequestError(f"the schema is nested more than {MAX_SCHEMA_DEPTH} deep")
+    if isinstance(value, Mapping):
+        step = value.get("multipleOf")
+        if isinstance(step, int | float) and math.isfinite(step):
+            yield step
+        value = list(value.values())
+    if isinstance(value, list):
+        for inner in value:
+            yield from _steps(inner, depth + 1)
