@@ -215,7 +215,8 @@ async def tasks_at_rest() -> int:
 
 
 async def post(h: House, path: str, content: str | bytes) -> httpx.Response:
-    return await h.http.post(path, content=content)
+    # The loop stands still between examples, and an idle connection may be closed then.
+    return await h.http.post(path, content=content, headers={"connection": "close"})
 
 
 def described_well(response: httpx.Response, body: dict[str, Any]) -> None:
