@@ -8,6 +8,7 @@ from bench.attention_command import attention
 from bench.batching_command import batching
 from bench.chaos.command import chaos
 from bench.front.command import router
+from bench.guard.command import guard
 from bench.handoff_command import handoff
 from bench.kv_transfer_command import kv_transfer
 from bench.linears_command import linears
@@ -23,7 +24,7 @@ app = typer.Typer(
     add_completion=False,
     help="Measure servers and engines: latency and throughput under load, side by side.",
 )
-for verb in (
+VERBS = (
     serve,
     step,
     linears,
@@ -35,7 +36,9 @@ for verb in (
     suite,
     chaos,
     router,
-):
+    guard,
+)
+for verb in VERBS:
     app.command()(verb)
 app.command("kv-transfer")(kv_transfer)
 app.add_typer(peers_app, name="peers")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from bench.report import SCHEMA_VERSION, MachineReport
+from core.roofline import Roofline
 
 PARTS = ("schedule", "flatten", "forward", "sampling", "complete", "tell")
 """A step in order. `flatten` makes arrays, `tell` collects events and the load report."""
@@ -23,16 +24,6 @@ class StepPlanOptions:
     max_steps: int = 48
     min_case_s: float = 1.0
     """A case ends after this time, at `max_steps` at the latest, after 5 steps at the earliest."""
-
-
-@dataclass(frozen=True, slots=True)
-class Roofline:
-    """What this machine can do, measured in the same run with the same threads."""
-
-    read_bytes_per_s: float
-    matmul_ops_per_s: float
-    matmul_type: str
-    """A dtype, or the weights' format: `int8`, `int4`, `w8a8`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +82,7 @@ class StepReport:
     model: str
     settings: Mapping[str, str]
     roofline: Roofline
+    """Measured in the same run with the same threads."""
     decode: tuple[DecodeCase, ...]
     prefill: tuple[PrefillCase, ...]
     skipped: tuple[str, ...]

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 
-from bench.peaks import wait_for
 from bench.step import PARTS
 from core.clock import Clock
 from core.config import Config
@@ -22,6 +21,7 @@ from core.request import Attempt, SamplingParams
 from decode_worker.build import build_decode_role
 from engine.batch import flatten, sample_rows
 from engine.greedy import only_largest
+from engine.peaks import wait_for
 from engine.role import Cancel, Submit
 from kv_transfer.events import FirstToken, PullClosed
 from protos import codec

@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from bench.offline import offline_config
-from bench.peaks import Peaks, best_of
 from bench.progress import Progress
 from bench.stats import median
 from bench.step import (
     PARTS,
     DecodeCase,
     PrefillCase,
-    Roofline,
     StepPlanOptions,
     StepReport,
 )
-from bench.step_costs import kv_bytes, product_kind, prompt_operations, step_weight_bytes
 from bench.step_engine import StepEngine, StepTimes, timed_program
 from core.clock import Clock
 from core.config import Config
 from core.request import SamplingParams
+from core.roofline import Roofline
 from engine.builder import build_engine, model_len
 from engine.machine import available_memory_bytes, select_device
+from engine.peaks import Peaks, best_of
 from text.card import ModelCard
 from text.hub import resolve
 from text.model_card import load_card
+from text.step_costs import kv_bytes, product_kind, prompt_operations, step_weight_bytes
 
 _MIN_STEPS = 5
 _WARMUP_STEPS = 2

@@ -26,6 +26,14 @@ def chat(
     seed: Annotated[
         int | None, typer.Option(help="Makes answers repeatable.", show_default=False)
     ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar="TANDEM_API_KEY",
+            help="For a server that wants one (`tandem keys create`).",
+            show_default=False,
+        ),
+    ] = None,
     file: ConfigFile = None,
     settings: Settings = None,
 ) -> None:
@@ -39,7 +47,7 @@ def chat(
     config = load(file, settings)
     address, verify = base_url(config, url), trust(config, url)
     body = {
-        "model": served_model(address, verify=verify),
+        "model": served_model(address, verify=verify, api_key=api_key),
         "max_tokens": max_tokens,
         "temperature": temperature,
         **({} if seed is None else {"seed": seed}),
@@ -54,6 +62,7 @@ def chat(
             timeout_s=config.router.request_timeout_s,
             on_text=lambda piece: typer.echo(piece, nl=False),
             verify=verify,
+            api_key=api_key,
         )
         typer.echo()
         messages.append({"role": "assistant", "content": answer.text})

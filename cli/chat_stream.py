@@ -53,6 +53,7 @@ def stream_chat(
     timeout_s: float,
     on_text: Callable[[str], None],
     verify: Verify = True,
+    api_key: str | None = None,
 ) -> Answer:
     """Sends a conversation and reports its answer piece by piece. Raises ServerError.
 
@@ -68,7 +69,14 @@ def stream_chat(
     timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
     try:
         url = f"{base_url}/v1/chat/completions"
-        with httpx.stream("POST", url, json=request, timeout=timeout, verify=verify) as response:
+        with httpx.stream(
+            "POST",
+            url,
+            json=request,
+            timeout=timeout,
+            verify=verify,
+            headers=_credentials(api_key),
+        ) as response:
             if response.status_code != httpx.codes.OK:
                 raise ServerError(_refusal(response))
             for event in _events(response.iter_lines()):
@@ -78,15 +86,24 @@ def stream_chat(
     return reader.answer()
 
 
-def served_model(base_url: str, *, verify: Verify = True) -> str:
+def served_model(base_url: str, *, verify: Verify = True, api_key: str | None = None) -> str:
     """The first model the server lists. Raises ServerError."""
     try:
-        response = httpx.get(f"{base_url}/v1/models", timeout=CONNECT_TIMEOUT_S, verify=verify)
+        response = httpx.get(
+            f"{base_url}/v1/models",
+            timeout=CONNECT_TIMEOUT_S,
+            verify=verify,
+            headers=_credentials(api_key),
+        )
         response.raise_for_status()
     except httpx.HTTPError as error:
         raise ServerError(f"{base_url}: {error or type(error).__name__}") from None
     name: str = response.json()["data"][0]["id"]
     return name
+
+
+def _credentials(api_key: str | None) -> dict[str, str]:
+    return {} if api_key is None else {"authorization": f"Bearer {api_key}"}
 
 
 class _Reader:

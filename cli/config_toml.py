@@ -6,7 +6,7 @@ import json
 
 from core.config import Config
 
-SECRET = frozenset({("model", "hub_token")})
+SECRET = frozenset({("model", "hub_token"), ("router", "admin_token")})
 
 
 def to_toml(config: Config) -> str:

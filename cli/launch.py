@@ -21,7 +21,7 @@ from core.config import Config
 
 def launch(config: Config, use: Callable[[Run], Awaitable[None]]) -> int:
     """Serves until a signal or until `use` returns. Returns the exit status. Raises TandemError."""
-    configure_logging(config.logging)
+    configure_logging(config)
     # Until the cluster has its own way of stopping: unwind, so that a half-done fetch cleans up.
     signal.signal(signal.SIGTERM, _leave)
     card = fetch_card(config.model)

@@ -14,6 +14,7 @@ from cli.demo import demo
 from cli.drain import drain
 from cli.eval import eval_app
 from cli.kernels import kernels_app
+from cli.keys import keys_app
 from cli.kv import kv_app
 from cli.lazy import mount
 from cli.logs import logs
@@ -23,6 +24,7 @@ from cli.processes import decode_worker, prefill_worker, router
 from cli.serve import serve
 from cli.status import status
 from cli.stop import stop
+from cli.usage import usage
 
 START = "Start"
 USE = "Use"
@@ -51,6 +53,8 @@ def build_app() -> typer.Typer:
     app.add_typer(model_app, name="model", rich_help_panel=USE)
     mount(app, "bench", "bench.cli", help_text="Measure latency and throughput.", panel=USE)
     app.add_typer(kernels_app, name="kernels", rich_help_panel=LOOK)
+    app.add_typer(keys_app, name="keys", rich_help_panel=LOOK)
+    app.command(rich_help_panel=LOOK)(usage)
     app.add_typer(certificates_app, name="certificates", rich_help_panel=LOOK)
     app.command(rich_help_panel=LOOK)(status)
     app.command(rich_help_panel=LOOK)(logs)

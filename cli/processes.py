@@ -24,7 +24,7 @@ def router(model: Model = None, file: ConfigFile = None, settings: Settings = No
     from cluster.assembly import make_router
     from cluster.by_hand import run_router
 
-    _prepare(config)
+    _prepare(config, "router")
     scheme = "http" if config.router.tls_certificate is None else "https"
     status = uvloop.run(
         run_router(
@@ -81,8 +81,8 @@ def _run_worker(config: Config, role: Phase, worker_id: str | None) -> None:
     from cluster.assembly import make_worker
     from cluster.by_hand import run_worker
 
-    _prepare(config)
     name = worker_id or f"{role.value}-{socket.gethostname()}-{os.getpid()}"
+    _prepare(config, name)
     status = uvloop.run(
         run_worker(
             config,
@@ -95,11 +95,11 @@ def _run_worker(config: Config, role: Phase, worker_id: str | None) -> None:
     raise typer.Exit(status)
 
 
-def _prepare(config: Config) -> None:
+def _prepare(config: Config, process: str) -> None:
     from cli.fetch import fetch_card
     from cluster.logs import configure_logging
     from cluster.store_factory import check_shared
 
-    configure_logging(config.logging)
+    configure_logging(config, process)
     check_shared(config.state)
     fetch_card(config.model)

@@ -13,6 +13,7 @@ def check_ports(router: RouterConfig) -> None:
     for setting, host, port in (
         ("router.http_port", router.http_host, router.http_port),
         ("router.grpc_port", router.grpc_host, router.grpc_port),
+        ("router.admin_port", router.admin_host, router.admin_port),
     ):
         if port:
             _check(setting, host, port)

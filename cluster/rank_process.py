@@ -57,7 +57,7 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)
     order = RankOrder.from_line(sys.stdin.buffer.readline())
     threading.Thread(target=_exit_with_starter, name="starter", daemon=True).start()
-    configure_logging(order.config.logging)
+    configure_logging(order.config, f"{order.worker_id}/{order.rank}")
     try:
         asyncio.run(_run(order))
     except TandemError as error:

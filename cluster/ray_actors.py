@@ -181,7 +181,7 @@ def on_this_node(config: Config) -> Config:
 def move_in(home: Home, config: Config) -> None:
     """Puts an actor's log where it belongs."""
     redirect_output(home.log_dir / f"{home.name}.log")
-    configure_logging(config.logging)
+    configure_logging(config, home.name)
 
 
 async def _end_of(ended: Awaitable[Ending | None]) -> End:

@@ -8,6 +8,7 @@ from cluster.worker_cancels import CancelWatch
 from cluster.worker_drain import DrainGate
 from core.load import LoadReport
 from engine.step_loop import StepLoop
+from engine.step_meter import StepMeter
 from kv_transfer.stats import TransferStats
 
 
@@ -20,6 +21,7 @@ class LoadReporter:
     transfers: TransferStats
     cancels: CancelWatch
     stuck_after_s: float
+    meter: StepMeter | None = None
 
     def load(self) -> LoadReport:
         """The load now; `ready` is progress: no work has waited too long for its next step."""
@@ -32,4 +34,5 @@ class LoadReporter:
             kv_transfer_s=transfers.transfer_s,
             kv_transfer_failures=dict(transfers.failures),
             cancel_to_free_s=self.cancels.histogram(),
+            steps=None if self.meter is None else self.meter.totals(),
         )

@@ -21,6 +21,7 @@ from typing import TypeAlias
 
 import grpc
 
+from cluster.leg_watch import LegWatch
 from cluster.shell import Ending
 from cluster.worker_cancels import CancelWatch
 from cluster.worker_drain import DrainGate
@@ -89,6 +90,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         gate: DrainGate,
         cancels: CancelWatch,
         grammars: GrammarGate,
+        legs: LegWatch,
         *,
         load: Callable[[], LoadReport],
         worker: WorkerConfig,
@@ -100,6 +102,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._gate = gate
         self._cancels = cancels
         self._grammars = grammars
+        self._legs = legs
         self._load = load
         self._load_report_s = worker.load_report_s
         self._heartbeat_s = worker.heartbeat_s
@@ -119,6 +122,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             by_session.setdefault(id(session), (session, []))[1].append(event)
             if isinstance(event, AttemptDone | AttemptFailed):
                 del self._owner[event.transfer_id]
+                self._legs.ended(event)
         for session, own in by_session.values():
             session.put(own)
 
@@ -206,6 +210,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             session.put([refusal])
             return
         self._owner[submit.attempt.transfer_id] = session
+        self._legs.submitted(submit.attempt, submit.handoff)
         self._grammars.submit(submit)
 
     def _cancel(self, cancel: worker_pb2.Cancel) -> None:
@@ -261,6 +266,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         owned = [key for key, owner in self._owner.items() if owner is session]
         for transfer_id in owned:
             del self._owner[transfer_id]
+            self._legs.abandoned(transfer_id)
             self._cancel_all(transfer_id)
 
     def _audit(self) -> worker_pb2.AuditKvReply:

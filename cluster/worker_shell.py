@@ -25,14 +25,15 @@ from grpc_health.v1 import health_pb2_grpc
 
 from cluster.faulty_executor import FaultyExecutor
 from cluster.faulty_store import FaultyStore
+from cluster.leg_watch import LegWatch
 from cluster.plan import num_ranks, num_sharers
 from cluster.rank_shell import group_times
 from cluster.shell import Ending, Progress
 from cluster.worker_cancels import CancelWatch
 from cluster.worker_drain import DrainGate
-from cluster.worker_health import WorkerHealth
 from cluster.worker_heartbeat import Heartbeat
 from cluster.worker_load import LoadReporter
+from cluster.worker_meter import make_meter
 from cluster.worker_roles import Mailbox, RoleSetup
 from cluster.worker_service import WorkerService
 from core.clock import MonotonicClock
@@ -42,6 +43,7 @@ from core.faults import make_faults
 from core.load import LoadReport
 from core.release import RELEASE
 from core.request import Phase
+from core.tracing import NoTracing, Tracing, make_tracing
 from decode_worker.ports import KVOps
 from engine.builder import Engine, build_engine
 from engine.grammar_gate import GrammarGate
@@ -52,8 +54,10 @@ from engine.rank_group import GroupHost, LeaderGroup
 from engine.rendezvous import Rendezvous
 from engine.role import Role
 from engine.step_loop import Executor, StepLoop
+from engine.step_meter import MeteredExecutor, StepMeter
 from kv_transfer.backend import make_links
 from kv_transfer.channel import server_options
+from kv_transfer.events import LeaseEnded
 from kv_transfer.faulty_link import FaultyLinkMaker
 from kv_transfer.link import LinkMaker
 from kv_transfer.rank_link import OtherRanks
@@ -62,6 +66,7 @@ from kv_transfer.sender import Sender
 from kv_transfer.stats import TransferStats
 from protos import codec, worker_pb2, worker_pb2_grpc
 from protos.certificate_files import peer_certificates
+from protos.health import Health
 from protos.secure_grpc import PeerCertificates, bind_peers, is_loopback
 from state.store import Member, Store
 from text.hub import resolve
@@ -71,6 +76,11 @@ log = logging.getLogger(__name__)
 
 _MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """A decode message carries a prompt's token ids; gRPC's own limit of 4 MB is too near."""
+
+SERVICE = "tandem-"
+"""What traces call this process, before its role."""
+LAST_SPANS_S = 2.0
+"""For spans that are still to be sent when a worker stops."""
 
 _GROUP_HOST = "127.0.0.1"
 """A group's ranks are on one machine always, and gloo takes whoever connects."""
@@ -86,7 +96,7 @@ class _Parts:
     gate: DrainGate
     server: grpc.aio.Server
     heartbeat: Heartbeat
-    health: WorkerHealth
+    health: Health
     links: LinkMaker
     sender: Sender
     receiver: Receiver | None
@@ -111,6 +121,8 @@ class WorkerShell:
         self._group: LeaderGroup | None = None
         self._address = ""
         self._certificates: PeerCertificates = None
+        self._tracing: Tracing = NoTracing()
+        self._meter: StepMeter | None = None
 
     async def open_group(self) -> Rendezvous:
         """Where the other ranks are to come; `start` waits for them."""
@@ -123,6 +135,12 @@ class WorkerShell:
         self._ended = loop.create_future()
         self._certificates = peer_certificates(self._config.tls)
         engine = await asyncio.to_thread(self._build_engine, progress)
+        self._meter = await asyncio.to_thread(
+            make_meter, self._config, engine, self._num_ranks, self._clock
+        )
+        self._tracing = make_tracing(
+            self._config.observability, service=SERVICE + self._role, instance=self._worker_id
+        )
         server = self._make_server()
         host = self._config.worker.host
         port = bind_peers(server, f"{host}:{self._config.worker.port}", self._certificates)
@@ -154,6 +172,7 @@ class WorkerShell:
         parts, self._parts = self._parts, None
         if parts is not None:
             await self._stop_parts(parts, grace_s)
+        await asyncio.to_thread(self._tracing.close, min(LAST_SPANS_S, grace_s))
         if self._host is not None:
             self._host.close()
         if self._group is not None:
@@ -206,6 +225,8 @@ class WorkerShell:
         kv_ops: KVOps = engine.storage
         if self._group is not None:
             executor = kv_ops = GroupRunner(engine.runner, engine.storage, self._group.plans)
+        if self._meter is not None:
+            executor = MeteredExecutor(executor, self._meter, self._clock)
         if self._faults is not None:
             links = FaultyLinkMaker(links, self._faults)
             executor = FaultyExecutor(executor, self._faults)
@@ -238,14 +259,21 @@ class WorkerShell:
             on_failure=lambda error: _call(loop, lambda: self._fail(error)),
         )
         cancels = CancelWatch(step_loop, engine.pool, self._clock)
-        mailbox.connect(cancels.post)
+        legs = LegWatch(
+            self._tracing,
+            self._role,
+            self._worker_id,
+            logs_all=self._config.observability.log_requests,
+        )
+        mailbox.connect(lambda message: _hand_on(message, cancels, legs))
         grammars = GrammarGate(
             engine.grammars,
             lambda submit: step_loop.post(submit),
             lambda refusal: _call(loop, lambda: service.deliver([refusal])),
         )
         gate = DrainGate(step_loop, lambda: heartbeat.stop(), self._retire, grammars)
-        load = LoadReporter(step_loop, gate, stats, cancels, self._config.worker.stuck_after_s).load
+        stuck_after_s = self._config.worker.stuck_after_s
+        load = LoadReporter(step_loop, gate, stats, cancels, stuck_after_s, self._meter).load
         service = WorkerService(
             lambda: self._describe(engine, load()),
             step_loop,
@@ -253,12 +281,13 @@ class WorkerShell:
             gate,
             cancels,
             grammars,
+            legs,
             load=load,
             worker=self._config.worker,
             faults=self._faults,
         )
         worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
-        health = WorkerHealth(load, self._config.worker.load_report_s)
+        health = Health(lambda: _serves(load()), self._config.worker.load_report_s)
         health_pb2_grpc.add_HealthServicer_to_server(health, server)
         heartbeat = Heartbeat(self._store, self._config.worker.heartbeat_s)
         return _Parts(
@@ -301,6 +330,18 @@ class WorkerShell:
     def _retire(self, ending: Ending) -> None:
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(ending)
+
+
+def _serves(load: LoadReport) -> bool:
+    """What probes call readiness."""
+    return load.ready and not load.draining
+
+
+def _hand_on(message: object, cancels: CancelWatch, legs: LegWatch) -> None:
+    """What a transfer has to say, to the step loop and to those who watch."""
+    cancels.post(message)
+    if isinstance(message, LeaseEnded):
+        legs.lease_ended(message)
 
 
 def _call(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> None:

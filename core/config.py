@@ -27,6 +27,7 @@ from core.errors import ConfigError
 from core.faults import parse_faults
 
 ENV_PREFIX = "TANDEM_"
+MIN_ADMIN_TOKEN_LENGTH = 16
 
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
@@ -71,6 +72,10 @@ class ModelConfig(_Section):
     `reasoning_content`. auto: if the chat template knows them."""
     max_model_len: PositiveInt | None = None
     """Longest prompt plus output in tokens; unset: what the model was trained for."""
+    generation_config: Literal["auto", "none"] = "auto"
+    """Where a request leaves temperature, top_p, top_k, min_p or repetition_penalty open. auto:
+    what the model's generation_config.json says, if anything. none: OpenAI's defaults. Its end
+    tokens always count."""
     hub_token: str | None = Field(default=None, repr=False)
     """Access token for gated hub models."""
     offline: bool = False
@@ -158,6 +163,13 @@ class RouterConfig(_Section):
     """Address the public gRPC server binds."""
     grpc_port: Port = 50051
     """Port of the public gRPC server; 0 picks a free one."""
+    admin_host: str = "127.0.0.1"
+    """Address the admin server binds."""
+    admin_port: Port | None = None
+    """Port of the admin server (keys, usage, limits); 0 picks a free one, unset: there is none."""
+    admin_token: str | None = Field(default=None, repr=False)
+    """What the admin server's callers show as `Authorization: Bearer`, 16 characters or more;
+    admin_port needs it."""
     tls_certificate: str | None = None
     """Certificate chain (PEM) that both public servers show; set, HTTP is HTTPS and gRPC is
     encrypted. New connections take a file that was replaced."""
@@ -170,6 +182,13 @@ class RouterConfig(_Section):
     """combined: send prompts straight to decode workers, which compute them themselves."""
     max_num_requests: PositiveInt = 1024
     """Requests in the house at once; more are answered 429."""
+    max_waiting_prompt_tokens: PositiveInt = 1_048_576
+    """Prompt tokens that may wait in the house for their first output token; more are answered
+    429. A prompt that nothing waits before is always taken."""
+    dispatch_ahead_tokens: PositiveInt | None = None
+    """Prompt tokens that each worker that computes prompts is given before the rest waits at the
+    router, where higher classes go first and tenants take turns. Unset: eight times
+    scheduler.prefill_chunk_tokens."""
     request_timeout_s: PositiveFloat = 600.0
     """Deadline of a request that names none."""
     max_attempts: PositiveInt = 4
@@ -180,12 +199,29 @@ class RouterConfig(_Section):
     """Threads that tokenise prompts and render templates."""
     prefix_affinity_weight: Annotated[float, Field(ge=0)] = 1.0
     """How many waiting prompt tokens one cached prompt token outweighs; 0 routes by load alone."""
+    trust_request_chat_template: bool = False
+    """Render the chat templates that clients send with their requests. They are programs; in their
+    sandbox they can still take much memory. Off: such requests are answered 400."""
     max_body_bytes: PositiveInt = 16 * 1024 * 1024
-    """Largest request body; more is answered 413."""
+    """Largest request body, and largest gRPC message; more is answered 413."""
+    grpc_keepalive_s: PositiveFloat = 20.0
+    """Public gRPC asks a silent client this often whether it is still there, and ends its calls
+    when no answer comes for as long again. Clients may ask five times as often, and no more."""
+    cors_origins: str = ""
+    """Origins whose web pages may call the HTTP API from a browser, separated by commas, or `*` for
+    any. Empty: none, and browsers refuse."""
     log_prompts: bool = False
     """Write prompts to the log. Off: they never leave the process."""
 
     _files = field_validator("tls_certificate", "tls_key", "tls_client_ca")(_absolute)
+
+    @model_validator(mode="after")
+    def _the_admin_server_has_a_token(self) -> RouterConfig:
+        if self.admin_port is not None and len(self.admin_token or "") < MIN_ADMIN_TOKEN_LENGTH:
+            raise ValueError(
+                f"admin_port needs an admin_token of {MIN_ADMIN_TOKEN_LENGTH} characters or more"
+            )
+        return self
 
     @model_validator(mode="after")
     def _the_front_door_has_certificate_and_key(self) -> RouterConfig:
@@ -194,6 +230,71 @@ class RouterConfig(_Section):
         if self.tls_client_ca is not None and self.tls_certificate is None:
             raise ValueError("tls_client_ca needs tls_certificate and tls_key")
         return self
+
+
+class GuardConfig(_Section):
+    """What may be asked and answered. See docs/GUARD.md."""
+
+    enabled: bool = False
+    """Check prompts before they are tokenised, and filter answers."""
+    policy_file: str | None = None
+    """Policies, TOML or JSON (.json); read again when it changes. Unset: prompts that follow a
+    template of injection are refused, for all tenants."""
+    service_url: str | None = None
+    """An outside service that is asked as well: POST {stage, tenant, request_id, text, before},
+    answered {action, spans}."""
+    service_stages: Literal["input", "output", "both"] = "input"
+    """What it is asked about. Answers are withheld until it has seen them."""
+    service_window: PositiveInt = 200
+    """Characters of an answer that it is asked about at once."""
+    service_timeout_s: PositiveFloat = 1.0
+    """Deadline of one question."""
+    service_fail_open: bool = False
+    """What can't be checked goes on unchecked. Off: it is answered 503."""
+    service_max_concurrent: PositiveInt = 32
+    """Questions at once; others wait, within their deadline."""
+    service_breaker_failures: PositiveInt = 5
+    """Failures in a row after which it is left alone for a while."""
+    service_breaker_rest_s: PositiveFloat = 10.0
+    """For how long; then one question shows whether it answers again."""
+
+    _file = field_validator("policy_file")(_absolute)
+
+    @field_validator("service_url")
+    @classmethod
+    def _the_url_is_one(cls, url: str | None) -> str | None:
+        if url is not None and not url.startswith(("http://", "https://")):
+            raise ValueError("must begin with http:// or https://")
+        return url
+
+
+class TenantsConfig(_Section):
+    """API keys: who may ask, how much, and what it costs. With state.backend = redis all routers
+    share keys, limits and usage; otherwise they lie in a file."""
+
+    require_keys: bool = False
+    """Refuse requests without a good API key (`tandem keys create`). Off: nobody looks at keys."""
+    file: str | None = None
+    """Keys and usage where state.backend is memory; unset: ~/.local/share/tandem/tenants.db."""
+    open_metrics: bool = True
+    """`/metrics` needs no key, as `/health`, `/live` and `/ready` never do."""
+    refresh_s: PositiveFloat = 1.0
+    """How old a router's knowledge of a key may be: a revoked one is refused after that."""
+    store_timeout_s: PositiveFloat = 0.25
+    """Deadline of a look at shared keys and limits; past it the router goes on with its own share
+    of each limit until the store answers again."""
+    cached_token_weight: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """What a prompt token found in a prefix cache counts towards limits and quotas."""
+    batch_token_weight: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """What tokens of the batch class count towards limits and quotas."""
+    class_headroom: Annotated[float, Field(ge=0, lt=0.5)] = 0.1
+    """Share of the house (requests and waiting tokens) that each priority class leaves to those
+    above it."""
+    prices_file: str | None = None
+    """TOML file with a section for each model: input, cached_input and output, in money for a
+    million tokens, and batch_discount."""
+
+    _files = field_validator("file", "prices_file")(_absolute)
 
 
 class WorkerConfig(_Section):
@@ -304,8 +405,37 @@ class LoggingConfig(_Section):
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe level written."""
-    json_lines: bool = False
-    """One JSON object a line instead of text."""
+
+
+class ObservabilityConfig(_Section):
+    """What a running house tells about itself. docs/OBSERVABILITY.md says what is in it."""
+
+    log_format: Literal["text", "json"] = "text"
+    """json: one object a line, with the ids of the request that it is about."""
+    log_requests: bool = False
+    """A line for every request that ends, on the router and on the workers; never its text. Those
+    that fail have one always."""
+    otlp_endpoint: str | None = None
+    """Where OpenTelemetry spans go, as http://collector:4317; unset: none are made. Headers, such
+    as a collector's key, come from OTEL_EXPORTER_OTLP_HEADERS."""
+    otlp_protocol: Literal["grpc", "http"] = "grpc"
+    """What the endpoint speaks: OTLP over gRPC (usually port 4317) or HTTP (4318)."""
+    trace_sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Share of requests that are traced. Those that come with a `traceparent` follow its flag."""
+    vllm_metric_names: bool = True
+    """`/metrics` also says under vLLM's names what existing dashboards and autoscalers ask for."""
+    debug_requests: Literal["off", "admin", "public"] = "admin"
+    """Where `/debug/requests` is: on the admin server, or also where everybody's requests go. It
+    shows ids, times and workers of recent requests, never their text."""
+    debug_ring_size: PositiveInt = 512
+    """Requests that have ended and are still shown there."""
+    peak_tflops: PositiveFloat | None = None
+    """What a worker's rank multiplies at best, in 10^12 operations a second: MFU is a share of it.
+    Unset: unknown, unless measured."""
+    peak_gbytes_per_s: PositiveFloat | None = None
+    """What a worker's rank reads at best, in 10^9 bytes a second: MBU is a share of it."""
+    measure_peaks: bool = False
+    """Measure the two at a worker's start, where they are unset. Takes a second or two."""
 
 
 class FaultsConfig(_Section):
@@ -334,12 +464,15 @@ class Config(_Section):
     scheduler: SchedulerConfig = SchedulerConfig()
     parallel: ParallelConfig = ParallelConfig()
     router: RouterConfig = RouterConfig()
+    guard: GuardConfig = GuardConfig()
+    tenants: TenantsConfig = TenantsConfig()
     worker: WorkerConfig = WorkerConfig()
     kv_transfer: TransferConfig = TransferConfig()
     tls: TlsConfig = TlsConfig()
     state: StateConfig = StateConfig()
     cluster: ClusterConfig = ClusterConfig()
     logging: LoggingConfig = LoggingConfig()
+    observability: ObservabilityConfig = ObservabilityConfig()
     faults: FaultsConfig = FaultsConfig()
 
 
@@ -377,6 +510,14 @@ def run_dir(config: ClusterConfig, environ: Mapping[str, str] | None = None) -> 
     if config.run_dir is not None:
         return Path(config.run_dir).expanduser()
     return _cache_home(environ) / "run"
+
+
+def tenants_file(config: TenantsConfig, environ: Mapping[str, str] | None = None) -> Path:
+    """Keys and usage of an embedded state: the setting, else under the user's data directory."""
+    if config.file is not None:
+        return Path(config.file)
+    home = (os.environ if environ is None else environ).get("XDG_DATA_HOME")
+    return (Path(home) if home else Path.home() / ".local" / "share") / "tandem" / "tenants.db"
 
 
 def kernel_cache_dir(environ: Mapping[str, str] | None = None) -> Path:

@@ -51,6 +51,12 @@ class ContextLengthError(BadRequestError):
     code = "context_length_exceeded"
 
 
+class ContentPolicyError(BadRequestError):
+    """The prompt holds what the tenant's policy forbids."""
+
+    code = "content_policy_violation"
+
+
 class ModelNotFoundError(BadRequestError):
     """The named model is not served here."""
 
@@ -58,8 +64,22 @@ class ModelNotFoundError(BadRequestError):
     http_status = 404
 
 
+class AuthenticationError(TandemError):
+    """No API key, or one that is not (or no longer) good. Which of these is not told apart."""
+
+    code = "invalid_api_key"
+    http_status = 401
+
+
+class PermissionDeniedError(TandemError):
+    """The API key is good, but not for this model or endpoint."""
+
+    code = "permission_denied"
+    http_status = 403
+
+
 class UnavailableError(TandemError):
-    """Nobody can take the request now. `reason` is no_worker, draining or saturated."""
+    """Nobody can take the request now. `reason` is no_worker, draining, saturated or guard."""
 
     code = "service_unavailable"
     http_status = 503
@@ -76,6 +96,17 @@ class OverloadedError(UnavailableError):
 
     code = "rate_limit_exceeded"
     http_status = 429
+
+
+class RateLimitedError(OverloadedError):
+    """The API key's own rate or concurrency is used up. `reason` is requests, tokens, too_large or
+    concurrency."""
+
+
+class QuotaError(OverloadedError):
+    """The API key's tokens of this day are used up."""
+
+    code = "insufficient_quota"
 
 
 class DeadlineError(TandemError):

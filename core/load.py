@@ -8,6 +8,24 @@ from core.histogram import Histogram
 
 
 @dataclass(frozen=True, slots=True)
+class StepTotals:
+    """What a worker's steps have computed and read, and what share of its peaks that was.
+
+    Totals since the start of the process. Peaks are of all its ranks; 0: not known, and so is the
+    share of it.
+    """
+
+    step_s: float
+    operations: float
+    read_bytes: float
+    peak_operations_per_s: float
+    peak_read_bytes_per_s: float
+    mfu: float
+    """Of the last seconds, while steps ran."""
+    mbu: float
+
+
+@dataclass(frozen=True, slots=True)
 class LoadReport:
     """A worker's load at one moment. Token counts are what is still to be computed."""
 
@@ -33,6 +51,8 @@ class LoadReport:
     """By reason; both ends of a pull count what they saw of it."""
     cancel_to_free_s: Histogram = Histogram()
     """From a cancel's arrival until nothing of its attempt holds a block any more."""
+    steps: StepTotals | None = None
+    """None where no peak is known."""
 
     @property
     def num_blocks(self) -> int:

@@ -20,6 +20,7 @@ class FinishReason(enum.StrEnum):
 
     STOP = "stop"
     LENGTH = "length"
+    CONTENT_FILTER = "content_filter"
 
 
 class Phase(enum.StrEnum):
@@ -51,10 +52,38 @@ class SamplingParams:
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Token sequences that the output never completes."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """If there are any, no others are sampled."""
+    prompt_logprobs: int | None = None
+    """As `logprobs`, of the prompt's own tokens; all of it is then computed, cached or not."""
+    changes_logits: bool = field(init=False, repr=False, compare=False)
+    """Anything but the model decides logits at every position: asked for every token, so kept."""
+
+    def __post_init__(self) -> None:
+        changes = self.has_penalties or bool(
+            self.logit_bias or self.bad_words or self.allowed_token_ids
+        )
+        object.__setattr__(self, "changes_logits", changes)
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether what was seen before changes the logits."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether sampling looks at tokens before."""
+        return self.has_penalties or any(len(word) > 1 for word in self.bad_words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +142,18 @@ class TokenEvent:
     logprobs: TokenLogprobs | None = None
     finish_reason: FinishReason | None = None
     """Set on the choice's last token; nothing follows it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Of the prompt's tokens from index `start` on, 1 or more: nothing predicts the first one.
+
+    They come in order, a chunk at a time, all before the attempt's first token.
+    """
+
+    transfer_id: str
+    start: int
+    logprobs: tuple[TokenLogprobs, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from decode_worker.task import Task
 from engine.intake import Deadlines, Limits, Tombstones, failed, refuse, refuse_id
 from engine.kv_lender import KVLender
 from engine.plan import PlannedChunk, StepPlan, make_plan
+from engine.prompt_scores import split_scores
 from engine.role import Cancel, Move, Submit
 from engine.sampler import Sampled
 from engine.sequence import Sequence, SequenceStatus
@@ -107,9 +108,12 @@ class DecodeRole:
             self._open_pull(sequence, now)
         for chunk in decision.chunks:
             self._note_step(chunk.sequence, now)
-        return make_plan(decision.chunks)
+        return make_plan(decision.chunks, decision.num_scored)
 
     def complete(self, plan: StepPlan, sampled: list[Sampled], now: float) -> None:
+        if plan.num_scored:
+            scores, sampled = split_scores(plan, sampled)
+            self._events += scores
         next_token = 0
         for chunk in plan.chunks:
             first, next_token = next_token, next_token + len(chunk.sample_choices)
@@ -163,6 +167,7 @@ class DecodeRole:
         sequence = Sequence(
             attempt, attempt.choices, arrival=now, root=root, grammar=message.grammar
         )
+        sequence.wants_scores &= handoff is None
         self._tasks[transfer_id] = Task(attempt, handoff, now, [sequence])
         self._deadlines.set(transfer_id, now + attempt.deadline_s)
         self._scheduler.add(sequence, has_handoff=handoff is not None)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import bisect
 from dataclasses import dataclass, field
 
-from engine.plan import PlannedChunk
+from engine.plan import MAX_SCORED, PlannedChunk, prompt_chunk
 from engine.sequence import NO_BLOCK, Sequence, SequenceStatus
 from engine.sequence_blocks import (
     match_prefix,
@@ -47,6 +47,18 @@ class Decision:
 
     chunks: list[PlannedChunk] = field(default_factory=list)
     imports: list[Sequence] = field(default_factory=list)
+    num_scored: int = 0
+
+    def add_prompt(self, sequence: Sequence, num_tokens: int) -> None:
+        """The next tokens of a sequence that is still being computed."""
+        chunk = prompt_chunk(sequence, num_tokens)
+        self.chunks.append(chunk)
+        self.num_scored += chunk.num_scored
+
+    def longest(self, sequence: Sequence, budget: int) -> int:
+        """How many of the sequence's tokens the step can take."""
+        longest = min(sequence.num_uncomputed, budget)
+        return min(longest, MAX_SCORED - self.num_scored) if sequence.scores_prompt else longest
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +169,9 @@ class DecodeScheduler:
                 if self._ensure_blocks(sequence, 1):
                     decision.chunks.append(PlannedChunk(sequence, 1, sequence.choices))
             else:
-                wanted = min(sequence.num_uncomputed, budget)
+                wanted = decision.longest(sequence, budget)
                 if wanted and self._ensure_blocks(sequence, wanted):
-                    decision.chunks.append(_chunk(sequence, wanted))
+                    decision.add_prompt(sequence, wanted)
                     budget -= wanted
             index += 1
         self._chunk_budget = budget
@@ -190,17 +202,17 @@ class DecodeScheduler:
         while self.waiting:
             head = self.waiting[0]
             imports = head.transfer_id in self._to_import
-            if not imports and self._chunk_budget <= 0:
+            if not imports and decision.longest(head, self._chunk_budget) <= 0:
                 break
             if not self._admit(head, imports=imports):
                 break
             if imports:
                 decision.imports.append(head)
             else:
-                num_tokens = min(head.num_uncomputed, self._chunk_budget)
+                num_tokens = decision.longest(head, self._chunk_budget)
                 taken = self._ensure_blocks(head, num_tokens)
                 assert taken, "admission checked that the tokens fit"
-                decision.chunks.append(_chunk(head, num_tokens))
+                decision.add_prompt(head, num_tokens)
                 self._chunk_budget -= num_tokens
 
     def _admit(self, sequence: Sequence, *, imports: bool) -> bool:
@@ -268,8 +280,3 @@ class DecodeScheduler:
 
 def _insert(queue: list[Sequence], sequence: Sequence) -> None:
     bisect.insort(queue, sequence, key=lambda s: s.order)
-
-
-def _chunk(sequence: Sequence, num_tokens: int) -> PlannedChunk:
-    ends = num_tokens == sequence.num_uncomputed
-    return PlannedChunk(sequence, num_tokens, sequence.choices if ends else ())

@@ -56,7 +56,7 @@ def _file_list() -> str:
     parts: list[str] = []
     for folder, what in LAYERS:
         paths = [Path(p) for p in tracked if Path(p).parent.as_posix().startswith(folder)]
-        lines = [_line(p) for p in paths if not _skipped(p)]
+        lines = [_line(p, folder) for p in paths if not _skipped(p)]
         parts.append(f"\n### {folder}/ - {what}\n\n" + "".join(lines))
     return "".join(parts)
 
@@ -65,13 +65,13 @@ def _skipped(path: Path) -> bool:
     return path.name == "__init__.py" or "_pb2" in path.name
 
 
-def _line(path: Path) -> str:
+def _line(path: Path, folder: str) -> str:
     text = (ROOT / path).read_text()
     if path.suffix == ".py":
         first = (ast.get_docstring(ast.parse(text)) or "").partition("\n\n")[0]
     else:
         first = text.partition("\n")[0].lstrip("/* ")
-    return f"* `{path.name}` {' '.join(first.split())}\n"
+    return f"* `{path.relative_to(folder).as_posix()}` {' '.join(first.split())}\n"
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.plan import PlannedChunk, StepPlan
+from engine.prompt_scores import score_rows
 from engine.sample_row import SampleRow
 
 Int32 = npt.NDArray[np.int32]
@@ -34,7 +35,7 @@ class StepInput:
 
 def flatten(plan: StepPlan, block_size: int) -> StepInput:
     """Arrays for `plan`. Every chunk's blocks must have been allocated."""
-    if plan.num_decode == len(plan.chunks):
+    if plan.num_decode == len(plan.chunks) and not plan.num_scored:
         return _flatten_decode(plan, block_size)
     chunks = plan.chunks
     lengths = np.array([c.num_tokens for c in chunks], dtype=np.int32)
@@ -46,7 +47,6 @@ def flatten(plan: StepPlan, block_size: int) -> StepInput:
     positions = offsets.astype(np.int64) + starts[row_of_token]
     tables = _block_tables(chunks)
     blocks = tables[row_of_token, positions // block_size].astype(np.int64)
-    sampled = [row for row, chunk in enumerate(chunks) if chunk.sample_choices]
     return StepInput(
         token_ids=_token_ids(plan),
         positions=positions,
@@ -54,9 +54,20 @@ def flatten(plan: StepPlan, block_size: int) -> StepInput:
         context_lens=starts + lengths,
         block_tables=tables,
         slot_mapping=blocks * block_size + positions % block_size,
-        logits_rows=(query_starts[1:][sampled] - 1).astype(np.int64),
+        logits_rows=_logits_rows(plan, query_starts),
         num_decode=plan.num_decode,
     )
+
+
+def _logits_rows(plan: StepPlan, query_starts: Int32) -> Int64:
+    """The last position of chunks that sample; all positions of those whose tokens are scored."""
+    ends = query_starts[1:]
+    if not plan.num_scored:
+        sampled = [row for row, chunk in enumerate(plan.chunks) if chunk.sample_choices]
+        return (ends[sampled] - 1).astype(np.int64)
+    counts = [c.num_scored + bool(c.sample_choices) for c in plan.chunks]
+    parts = [np.arange(end - n, end) for end, n in zip(ends.tolist(), counts, strict=True)]
+    return np.concatenate(parts).astype(np.int64)
 
 
 def _flatten_decode(plan: StepPlan, block_size: int) -> StepInput:
@@ -69,7 +80,7 @@ def _flatten_decode(plan: StepPlan, block_size: int) -> StepInput:
     positions: list[int] = []
     slots: list[int] = []
     sampled: list[int] = []
-    for row, (sequence, _, choices) in enumerate(plan.chunks):
+    for row, (sequence, _, choices, _) in enumerate(plan.chunks):
         position = sequence.num_computed
         block = sequence.block_table[position // block_size]
         token_ids.append(sequence.token_ids[position])
@@ -91,10 +102,15 @@ def _flatten_decode(plan: StepPlan, block_size: int) -> StepInput:
 
 
 def sample_rows(plan: StepPlan, eos_token_ids: tuple[int, ...]) -> list[SampleRow]:
-    """One row per (chunk, choice) that samples, in the plan's order."""
+    """One row per (chunk, choice) that samples, in the plan's order; before those of a chunk, the
+    rows of its tokens that are scored."""
     rows: list[SampleRow] = []
     logits_row = 0
-    for sequence, _, choices in plan.chunks:
+    for chunk in plan.chunks:
+        sequence, _, choices, num_scored = chunk
+        if num_scored:
+            rows += score_rows(chunk, logits_row)
+            logits_row += num_scored
         for choice in choices:
             params, position = sequence.sampling, sequence.num_output_tokens
             rows.append(

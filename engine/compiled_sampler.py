@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
-from tandem_kernels.cpu.sampling import Choices, CpuSampling, PackedParams, pack_row
+from tandem_kernels.cpu.sampling import Choices, CpuSampling, Int32, PackedParams, pack_row
 
 from core.request import SamplingParams, TokenLogprobs
+from engine.logit_edits import forbidden_tokens
 from engine.sample_row import SampleRow
 from engine.sampler import MIN_TEMPERATURE, NonFiniteLogitsError, Sampled
 
@@ -40,11 +42,18 @@ class CompiledSampler:
         assert logits.shape[1] == self.vocab_size
         packed = [self._pack(row.params, row.eos_token_ids) for row in rows]
         parts: list[bytes] = []
+        kept: list[Int32] = []  # what addresses in `parts` point to
         for row, own in zip(rows, packed, strict=True):
-            seen = _NOTHING_SEEN if row.history is None else row.history.addresses()
             mask = 0 if row.grammar is None else row.grammar.address
+            history = row.history
+            seen = _NOTHING_SEEN if history is None else history.addresses()
             parts.append(pack_row(row.logits_row, row.choice, row.position, seen, mask))
-            parts.append(own.bytes)
+            if history is not None and row.params.bad_words:
+                unwanted = np.array(forbidden_tokens(row.params, history), dtype=np.int32)
+                kept.append(unwanted)
+                parts.append(own.forbidding(unwanted))
+            else:
+                parts.append(own.bytes)
         most = min(self.vocab_size, max(own.num_top for own in packed))
         choices = self._kernel(logits, b"".join(parts), len(rows), most)
         _check_finite(choices)

@@ -1,4 +1,4 @@
-"""Changes to single logits before sampling: bias, penalties, grammar, then `min_tokens`.
+"""Changes to single logits before sampling: bias, penalties, then what must not be sampled.
 
 Only the tokens concerned are touched, all rows' in one scatter. Ids outside the vocabulary can't be
 sampled and have no effect.
@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from core.request import SamplingParams
-from engine.sample_row import SampleRow, has_penalties
+from engine.sample_row import SampleRow
 from engine.token_history import TokenHistory
 from text.structure.state import GrammarState
 
@@ -24,12 +24,7 @@ Floats = npt.NDArray[np.float32]
 
 def needs_edits(row: SampleRow) -> bool:
     """Whether anything but the model decides this row's logits."""
-    return (
-        row.grammar is not None
-        or bool(row.params.logit_bias)
-        or has_penalties(row.params)
-        or _may_not_stop(row)
-    )
+    return row.grammar is not None or row.params.changes_logits or _may_not_stop(row)
 
 
 def edit_logits(logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:
@@ -44,7 +39,17 @@ def edit_logits(logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:
     for index, row in enumerate(rows):
         if row.grammar is not None:
             _forbid_by_grammar(logits[index], row.grammar)
-    _forbid_stopping(logits, rows)
+    _forbid(logits, rows)
+    _allow_only(logits, rows)
+
+
+def forbidden_tokens(params: SamplingParams, history: TokenHistory | None) -> list[int]:
+    """Tokens that would complete a bad word now."""
+    return [
+        word[-1]
+        for word in params.bad_words
+        if len(word) == 1 or (history is not None and history.ends_with(word[:-1]))
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +83,7 @@ def _penalise(logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:
     found = {
         i: _penalties(row.params, row.history)
         for i, row in enumerate(rows)
-        if row.history is not None
+        if row.history is not None and row.params.has_penalties
     }
     if not found:
         return
@@ -100,17 +105,34 @@ def _penalties(params: SamplingParams, history: TokenHistory) -> _Penalties:
     return _Penalties(history.token_ids.astype(np.int64), factors, reductions.astype(np.float32))
 
 
-def _forbid_stopping(logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:
+def _forbid(logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:
     entries = [
         (index, token_id)
         for index, row in enumerate(rows)
-        if _may_not_stop(row)
-        for token_id in _stops_to_forbid(row, logits.shape[-1])
+        for token_id in _unwanted(row, logits.shape[-1])
+        if token_id < logits.shape[-1]
     ]
     if entries:
         at, token_ids = zip(*entries, strict=True)
         never = torch.tensor(-torch.inf, device=logits.device)
         logits.index_put_((_ids(at, logits), _ids(token_ids, logits)), never)
+
+
+def _unwanted(row: SampleRow, vocab_size: int) -> list[int]:
+    unwanted = forbidden_tokens(row.params, row.history)
+    if _may_not_stop(row):
+        unwanted += _stops_to_forbid(row, vocab_size)
+    return unwanted
+
+
+def _allow_only(logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:
+    for index, row in enumerate(rows):
+        if row.params.allowed_token_ids:
+            allowed = [t for t in row.params.allowed_token_ids if t < logits.shape[-1]]
+            kept = _ids(allowed, logits)
+            values = logits[index, kept]
+            logits[index] = -torch.inf
+            logits[index, kept] = values
 
 
 def _stops_to_forbid(row: SampleRow, vocab_size: int) -> list[int]:

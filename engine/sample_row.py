@@ -19,17 +19,8 @@ class SampleRow(NamedTuple):
     choice: int
     position: int
     history: TokenHistory | None
-    """Of all tokens before; only where penalties are on."""
+    """Of all tokens before; only where the request looks at them."""
     logits_row: int
     eos_token_ids: tuple[int, ...]
     grammar: GrammarState | None = None
     """Whose mask says which tokens may follow."""
-
-
-def has_penalties(params: SamplingParams) -> bool:
-    """Whether what was seen before changes the logits."""
-    return (
-        params.repetition_penalty != 1.0
-        or params.presence_penalty != 0.0
-        or params.frequency_penalty != 0.0
-    )

@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 
 from core.request import Attempt, SamplingParams
-from engine.sample_row import has_penalties
 from engine.token_history import TokenHistory
 from kv_cache.block_hash import extend
 from kv_cache.block_pool import Holder, HolderKind
@@ -114,7 +113,9 @@ class Sequence:
         "status",
         "root",
         "token_ids",
+        "wants_scores",
         "_history",
+        "_needs_history",
     )
 
     def __init__(
@@ -134,7 +135,10 @@ class Sequence:
         self.token_ids: list[int] = list(attempt.token_ids)
         self.num_prompt_tokens = attempt.num_prompt_tokens
         self.num_computed = 0
+        self.wants_scores = attempt.sampling.prompt_logprobs is not None
+        """Log-probabilities of the prompt's own tokens are this worker's to tell."""
         self._history: TokenHistory | None = None
+        self._needs_history = attempt.sampling.needs_history
         self.block_table = BlockTable()
         self.hashes: list[bytes] = []
         self.status = SequenceStatus.WAITING
@@ -171,6 +175,11 @@ class Sequence:
         """Length at which `max_tokens` ends the sequence; its last token needs no KV."""
         return self.num_prompt_tokens + self.sampling.max_tokens
 
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether log-probabilities are still owed: then all of the prompt is computed."""
+        return self.wants_scores and self.num_output_tokens == 0
+
     def append(self, token_id: int) -> None:
         """One more output token, which has no KV yet."""
         self.token_ids.append(token_id)
@@ -184,8 +193,8 @@ class Sequence:
         return self.grammar is not None and self.grammar.completes(token_id)
 
     def history(self) -> TokenHistory | None:
-        """What penalties look at, counted once and kept from then on; None without penalties."""
-        if self._history is None and has_penalties(self.sampling):
+        """What sampling looks at, counted once and kept from then on; None if at nothing."""
+        if self._needs_history and self._history is None:
             split = self.num_prompt_tokens
             self._history = TokenHistory(self.token_ids[:split], self.token_ids[split:])
         return self._history

@@ -12,8 +12,11 @@ def match_prefix(
 ) -> list[int]:
     """Cached blocks that `sequence` starts with; holds nothing.
 
-    By default the last token is left out: it must be computed for the next one to be sampled.
+    By default the last token is left out: it must be computed for the next one to be sampled. Of a
+    prompt whose tokens are scored, all must be.
     """
+    if sequence.scores_prompt:
+        return []
     limit = sequence.num_tokens - 1 if num_tokens is None else num_tokens
     return pool.match(sequence.full_block_hashes(pool.block_size, limit))
 

@@ -165,7 +165,11 @@ class StepLoop:
         try:
             sampled = self._executor.execute(step, rows)
         except RowsFailedError as error:
-            owners = [c.sequence.transfer_id for c in plan.chunks for _ in c.sample_choices]
+            owners = [
+                c.sequence.transfer_id
+                for c in plan.chunks
+                for _ in range(c.num_scored + len(c.sample_choices))
+            ]
             for transfer_id in {owners[row] for row in error.rows}:
                 self._role.fail(transfer_id, error.code, error.message)
             return

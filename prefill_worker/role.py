@@ -25,6 +25,7 @@ from core.request import (
 from engine.intake import Deadlines, Limits, Tombstones, failed, refuse, refuse_id
 from engine.kv_lender import KVLender
 from engine.plan import PlannedChunk, StepPlan, make_plan
+from engine.prompt_scores import split_scores
 from engine.role import Cancel, Submit
 from engine.sampler import Sampled
 from engine.sequence import Sequence
@@ -86,10 +87,12 @@ class PrefillRole:
         chunks = self._scheduler.next_chunks()
         for chunk in chunks:
             self._start(chunk.sequence, now)
-        return make_plan(chunks)
+        return make_plan(chunks, sum(chunk.num_scored for chunk in chunks))
 
     def complete(self, plan: StepPlan, sampled: list[Sampled], now: float) -> None:
-        tokens = iter(sampled)
+        scores, drawn_tokens = split_scores(plan, sampled)
+        self._events += scores
+        tokens = iter(drawn_tokens)
         for chunk in plan.chunks:
             drawn = [next(tokens) for _ in chunk.sample_choices]
             self._grant(chunk)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import bisect
 
-from engine.plan import PlannedChunk
+from engine.plan import MAX_SCORED, PlannedChunk, prompt_chunk
 from engine.sequence import Sequence, SequenceStatus
 from engine.sequence_blocks import (
     match_prefix,
@@ -48,18 +48,20 @@ class PrefillScheduler:
     def next_chunks(self) -> list[PlannedChunk]:
         """Chunks of the next step, their blocks allocated; admits as many prompts as they use."""
         chunks: list[PlannedChunk] = []
-        budget = self._chunk_tokens
-        planned = 0
+        budget, scored = self._chunk_tokens, MAX_SCORED
         while budget > 0:
-            sequence = self._next_sequence(planned)
+            sequence = self._next_sequence(len(chunks))
             if sequence is None:
                 break
             num_tokens = min(budget, sequence.num_uncomputed)
+            if sequence.scores_prompt:
+                num_tokens = min(num_tokens, scored)
+                if num_tokens == 0:
+                    break
             self._allocate(sequence, num_tokens)
-            ends = num_tokens == sequence.num_uncomputed
-            chunks.append(PlannedChunk(sequence, num_tokens, sequence.choices if ends else ()))
+            chunks.append(prompt_chunk(sequence, num_tokens))
             budget -= num_tokens
-            planned += 1
+            scored -= chunks[-1].num_scored
         return chunks
 
     def complete(self, chunk: PlannedChunk) -> None:

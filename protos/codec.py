@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from core.handoff import Handoff, Moved, Started
 from core.histogram import Histogram
-from core.load import LoadReport
+from core.load import LoadReport, StepTotals
 from core.request import (
     Attempt,
     AttemptDone,
     AttemptFailed,
     FinishReason,
     LegTimings,
+    PromptLogprobs,
     SamplingParams,
     TokenEvent,
     TokenLogprobs,
@@ -34,6 +35,9 @@ def sampling_to_wire(s: SamplingParams) -> pb.SamplingParams:
         min_tokens=s.min_tokens,
         stop_token_ids=s.stop_token_ids,
         ignore_eos=s.ignore_eos,
+        bad_words=[pb.TokenSequence(ids=word) for word in s.bad_words],
+        allowed_token_ids=s.allowed_token_ids,
+        prompt_logprobs=s.prompt_logprobs,
     )
 
 
@@ -53,6 +57,9 @@ def sampling_from_wire(s: pb.SamplingParams) -> SamplingParams:
         min_tokens=s.min_tokens,
         stop_token_ids=tuple(s.stop_token_ids),
         ignore_eos=s.ignore_eos,
+        bad_words=tuple(tuple(word.ids) for word in s.bad_words),
+        allowed_token_ids=tuple(s.allowed_token_ids),
+        prompt_logprobs=s.prompt_logprobs if s.HasField("prompt_logprobs") else None,
     )
 
 
@@ -128,18 +135,13 @@ def add_token(batch: pb.TokenBatch, t: TokenEvent) -> None:
         transfer_id=t.transfer_id, choice=t.choice, position=t.position, token_id=t.token_id
     )
     if t.logprobs is not None:
-        token.logprobs.logprob = t.logprobs.logprob
-        token.logprobs.top_token_ids.extend([token_id for token_id, _ in t.logprobs.top])
-        token.logprobs.top_logprobs.extend([logprob for _, logprob in t.logprobs.top])
+        _fill_logprobs(token.logprobs, t.logprobs)
     if t.finish_reason is not None:
         token.finish_reason = t.finish_reason
 
 
 def token_from_wire(t: pb.Token) -> TokenEvent:
-    logprobs = None
-    if t.HasField("logprobs"):
-        top = zip(t.logprobs.top_token_ids, t.logprobs.top_logprobs, strict=True)
-        logprobs = TokenLogprobs(t.logprobs.logprob, tuple(top))
+    logprobs = _logprobs_from_wire(t.logprobs) if t.HasField("logprobs") else None
     return TokenEvent(
         transfer_id=t.transfer_id,
         choice=t.choice,
@@ -148,6 +150,25 @@ def token_from_wire(t: pb.Token) -> TokenEvent:
         logprobs=logprobs,
         finish_reason=FinishReason(t.finish_reason) if t.finish_reason else None,
     )
+
+
+def _fill_logprobs(wire: pb.Logprobs, logprobs: TokenLogprobs) -> None:
+    wire.logprob = logprobs.logprob
+    wire.top_token_ids.extend([token_id for token_id, _ in logprobs.top])
+    wire.top_logprobs.extend([logprob for _, logprob in logprobs.top])
+
+
+def _logprobs_from_wire(wire: pb.Logprobs) -> TokenLogprobs:
+    return TokenLogprobs(
+        wire.logprob, tuple(zip(wire.top_token_ids, wire.top_logprobs, strict=True))
+    )
+
+
+def _prompt_logprobs_to_wire(event: PromptLogprobs) -> pb.SessionEvent:
+    wire = pb.PromptLogprobs(transfer_id=event.transfer_id, start=event.start)
+    for logprobs in event.logprobs:
+        _fill_logprobs(wire.logprobs.add(), logprobs)
+    return pb.SessionEvent(prompt_logprobs=wire)
 
 
 def load_to_wire(r: LoadReport) -> pb.LoadReport:
@@ -166,6 +187,7 @@ def load_to_wire(r: LoadReport) -> pb.LoadReport:
         kv_transfer_s=histogram_to_wire(r.kv_transfer_s),
         kv_transfer_failures=r.kv_transfer_failures,
         cancel_to_free_s=histogram_to_wire(r.cancel_to_free_s),
+        steps=None if r.steps is None else steps_to_wire(r.steps),
     )
 
 
@@ -185,6 +207,31 @@ def load_from_wire(r: pb.LoadReport) -> LoadReport:
         kv_transfer_s=histogram_from_wire(r.kv_transfer_s),
         kv_transfer_failures=dict(r.kv_transfer_failures),
         cancel_to_free_s=histogram_from_wire(r.cancel_to_free_s),
+        steps=steps_from_wire(r.steps) if r.HasField("steps") else None,
+    )
+
+
+def steps_to_wire(s: StepTotals) -> pb.StepTotals:
+    return pb.StepTotals(
+        step_s=s.step_s,
+        operations=s.operations,
+        read_bytes=s.read_bytes,
+        peak_operations_per_s=s.peak_operations_per_s,
+        peak_read_bytes_per_s=s.peak_read_bytes_per_s,
+        mfu=s.mfu,
+        mbu=s.mbu,
+    )
+
+
+def steps_from_wire(s: pb.StepTotals) -> StepTotals:
+    return StepTotals(
+        step_s=s.step_s,
+        operations=s.operations,
+        read_bytes=s.read_bytes,
+        peak_operations_per_s=s.peak_operations_per_s,
+        peak_read_bytes_per_s=s.peak_read_bytes_per_s,
+        mfu=s.mfu,
+        mbu=s.mbu,
     )
 
 
@@ -196,7 +243,9 @@ def histogram_from_wire(h: pb.Histogram) -> Histogram:
     return Histogram(tuple(h.bounds_s), tuple(h.counts), h.sum_s)
 
 
-WorkerEvent = Started | TokenEvent | Moved | AttemptDone | AttemptFailed | LoadReport
+WorkerEvent = (
+    Started | TokenEvent | PromptLogprobs | Moved | AttemptDone | AttemptFailed | LoadReport
+)
 """Everything a worker says on a session after its welcome."""
 
 
@@ -217,7 +266,7 @@ def events_to_wire(events: list[WorkerEvent]) -> list[pb.SessionEvent]:
 
 
 def _single_to_wire(
-    event: Started | Moved | AttemptDone | AttemptFailed | LoadReport,
+    event: Started | PromptLogprobs | Moved | AttemptDone | AttemptFailed | LoadReport,
 ) -> pb.SessionEvent:
     match event:
         case Started():
@@ -228,6 +277,8 @@ def _single_to_wire(
                 handoff=handoff_to_wire(event.handoff) if event.handoff else None,
             )
             return pb.SessionEvent(started=started)
+        case PromptLogprobs():
+            return _prompt_logprobs_to_wire(event)
         case Moved():
             moved = pb.Moved(
                 transfer_id=event.transfer_id,
@@ -268,6 +319,10 @@ def events_from_wire(message: pb.SessionEvent) -> list[WorkerEvent]:
             m = message.moved
             handoff = handoff_from_wire(m.handoff) if m.HasField("handoff") else None
             return [Moved(m.transfer_id, tuple(m.choices), handoff)]
+        case "prompt_logprobs":
+            p = message.prompt_logprobs
+            logprobs = tuple(_logprobs_from_wire(entry) for entry in p.logprobs)
+            return [PromptLogprobs(p.transfer_id, p.start, logprobs)]
         case "tokens":
             return [token_from_wire(t) for t in message.tokens.tokens]
         case "done":

@@ -44,14 +44,30 @@ class InferenceStub:
                 request_serializer=protos_dot_inference__pb2.ListModelsRequest.SerializeToString,
                 response_deserializer=protos_dot_inference__pb2.ListModelsReply.FromString,
                 _registered_method=True)
+        self.Cancel = channel.unary_unary(
+                '/tandem.inference.v1.Inference/Cancel',
+                request_serializer=protos_dot_inference__pb2.CancelRequest.SerializeToString,
+                response_deserializer=protos_dot_inference__pb2.CancelReply.FromString,
+                _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/tandem.inference.v1.Inference/Tokenize',
+                request_serializer=protos_dot_inference__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=protos_dot_inference__pb2.TokenizeReply.FromString,
+                _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/tandem.inference.v1.Inference/Detokenize',
+                request_serializer=protos_dot_inference__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=protos_dot_inference__pb2.DetokenizeReply.FromString,
+                _registered_method=True)
 
 
 class InferenceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Complete(self, request, context):
-        """Deltas of every choice as they are computed, then exactly one `usage`. Ending the call cancels
-        the request. The call's own deadline is the request's.
+        """Deltas of every choice as they are computed, then exactly one `usage`; before the first delta
+        one `prompt`, if something of it is asked for. Ending the call cancels the request. The call's
+        own deadline is the request's.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -60,6 +76,27 @@ class InferenceServicer:
     def ListModels(self, request, context):
         """The models that can be asked for.
         """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Cancel(self, request, context):
+        """Ends a running request of this router, which then fails with CANCELLED. NOT_FOUND if none of
+        this name runs, FAILED_PRECONDITION if clients have given the name to several.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Tokenize(self, request, context):
+        """Token ids as a request would have them, and their text.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -76,6 +113,21 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.ListModels,
                     request_deserializer=protos_dot_inference__pb2.ListModelsRequest.FromString,
                     response_serializer=protos_dot_inference__pb2.ListModelsReply.SerializeToString,
+            ),
+            'Cancel': grpc.unary_unary_rpc_method_handler(
+                    servicer.Cancel,
+                    request_deserializer=protos_dot_inference__pb2.CancelRequest.FromString,
+                    response_serializer=protos_dot_inference__pb2.CancelReply.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=protos_dot_inference__pb2.TokenizeRequest.FromString,
+                    response_serializer=protos_dot_inference__pb2.TokenizeReply.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=protos_dot_inference__pb2.DetokenizeRequest.FromString,
+                    response_serializer=protos_dot_inference__pb2.DetokenizeReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -132,6 +184,87 @@ class Inference:
             '/tandem.inference.v1.Inference/ListModels',
             protos_dot_inference__pb2.ListModelsRequest.SerializeToString,
             protos_dot_inference__pb2.ListModelsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Cancel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.inference.v1.Inference/Cancel',
+            protos_dot_inference__pb2.CancelRequest.SerializeToString,
+            protos_dot_inference__pb2.CancelReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.inference.v1.Inference/Tokenize',
+            protos_dot_inference__pb2.TokenizeRequest.SerializeToString,
+            protos_dot_inference__pb2.TokenizeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.inference.v1.Inference/Detokenize',
+            protos_dot_inference__pb2.DetokenizeRequest.SerializeToString,
+            protos_dot_inference__pb2.DetokenizeReply.FromString,
             options,
             channel_credentials,
             insecure,

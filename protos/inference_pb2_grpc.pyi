@@ -7,8 +7,13 @@ Every optional field that is absent has the default of the HTTP API (an absent t
 not 0). Fields are only ever added. All times are durations in seconds.
 
 Errors are status codes: INVALID_ARGUMENT, NOT_FOUND (unknown model), RESOURCE_EXHAUSTED (full),
-UNAVAILABLE (no worker), DEADLINE_EXCEEDED, INTERNAL. The trailing metadata `tandem-code` carries
-the stable code of the HTTP API (for example context_length_exceeded) and `tandem-param` the field.
+UNAVAILABLE (no worker), DEADLINE_EXCEEDED, CANCELLED, INTERNAL. The trailing metadata
+`tandem-code` carries the stable code of the HTTP API (for example context_length_exceeded) and
+`tandem-param` the field; `grpc-status-details-bin` has the same as google.rpc.ErrorInfo,
+BadRequest and RetryInfo.
+
+Every call is answered with the initial metadata `x-request-id`: the client's own, if it sent one,
+or ours. That of Complete comes before its first message, with our id as `tandem-request-id`.
 """
 
 from collections import abc as _abc
@@ -40,21 +45,37 @@ class InferenceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> InferenceAsyncStub: ...
     Complete: _grpc.UnaryStreamMultiCallable[_inference_pb2.CompleteRequest, _inference_pb2.CompleteEvent]
-    """Deltas of every choice as they are computed, then exactly one `usage`. Ending the call cancels
-    the request. The call's own deadline is the request's.
+    """Deltas of every choice as they are computed, then exactly one `usage`; before the first delta
+    one `prompt`, if something of it is asked for. Ending the call cancels the request. The call's
+    own deadline is the request's.
     """
     ListModels: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsReply]
     """The models that can be asked for."""
+    Cancel: _grpc.UnaryUnaryMultiCallable[_inference_pb2.CancelRequest, _inference_pb2.CancelReply]
+    """Ends a running request of this router, which then fails with CANCELLED. NOT_FOUND if none of
+    this name runs, FAILED_PRECONDITION if clients have given the name to several.
+    """
+    Tokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeReply]
+    """Token ids as a request would have them, and their text."""
+    Detokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeReply]
 
 @_typing.type_check_only
 class InferenceAsyncStub(InferenceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Complete: _aio.UnaryStreamMultiCallable[_inference_pb2.CompleteRequest, _inference_pb2.CompleteEvent]  # type: ignore[assignment]
-    """Deltas of every choice as they are computed, then exactly one `usage`. Ending the call cancels
-    the request. The call's own deadline is the request's.
+    """Deltas of every choice as they are computed, then exactly one `usage`; before the first delta
+    one `prompt`, if something of it is asked for. Ending the call cancels the request. The call's
+    own deadline is the request's.
     """
     ListModels: _aio.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsReply]  # type: ignore[assignment]
     """The models that can be asked for."""
+    Cancel: _aio.UnaryUnaryMultiCallable[_inference_pb2.CancelRequest, _inference_pb2.CancelReply]  # type: ignore[assignment]
+    """Ends a running request of this router, which then fails with CANCELLED. NOT_FOUND if none of
+    this name runs, FAILED_PRECONDITION if clients have given the name to several.
+    """
+    Tokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeReply]  # type: ignore[assignment]
+    """Token ids as a request would have them, and their text."""
+    Detokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeReply]  # type: ignore[assignment]
 
 class InferenceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -63,8 +84,9 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.CompleteRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.CompleteEvent], _abc.AsyncIterator[_inference_pb2.CompleteEvent]]:
-        """Deltas of every choice as they are computed, then exactly one `usage`. Ending the call cancels
-        the request. The call's own deadline is the request's.
+        """Deltas of every choice as they are computed, then exactly one `usage`; before the first delta
+        one `prompt`, if something of it is asked for. Ending the call cancels the request. The call's
+        own deadline is the request's.
         """
 
     @_abc_1.abstractmethod
@@ -74,5 +96,30 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.ListModelsReply, _abc.Awaitable[_inference_pb2.ListModelsReply]]:
         """The models that can be asked for."""
+
+    @_abc_1.abstractmethod
+    def Cancel(
+        self,
+        request: _inference_pb2.CancelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.CancelReply, _abc.Awaitable[_inference_pb2.CancelReply]]:
+        """Ends a running request of this router, which then fails with CANCELLED. NOT_FOUND if none of
+        this name runs, FAILED_PRECONDITION if clients have given the name to several.
+        """
+
+    @_abc_1.abstractmethod
+    def Tokenize(
+        self,
+        request: _inference_pb2.TokenizeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.TokenizeReply, _abc.Awaitable[_inference_pb2.TokenizeReply]]:
+        """Token ids as a request would have them, and their text."""
+
+    @_abc_1.abstractmethod
+    def Detokenize(
+        self,
+        request: _inference_pb2.DetokenizeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.DetokenizeReply, _abc.Awaitable[_inference_pb2.DetokenizeReply]]: ...
 
 def add_InferenceServicer_to_server(servicer: InferenceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

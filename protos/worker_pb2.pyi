@@ -266,6 +266,9 @@ class SamplingParams(_message.Message):
     MIN_TOKENS_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
+    BAD_WORDS_FIELD_NUMBER: _builtins.int
+    ALLOWED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
     temperature: _builtins.float
     top_k: _builtins.int
@@ -279,10 +282,17 @@ class SamplingParams(_message.Message):
     seed: _builtins.int
     min_tokens: _builtins.int
     ignore_eos: _builtins.bool
+    prompt_logprobs: _builtins.int
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]: ...
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def bad_words(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenSequence]: ...
+    @_builtins.property
+    def allowed_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """empty: all"""
+
     def __init__(
         self,
         *,
@@ -300,16 +310,44 @@ class SamplingParams(_message.Message):
         min_tokens: _builtins.int = ...,
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         ignore_eos: _builtins.bool = ...,
+        bad_words: _abc.Iterable[Global___TokenSequence] | None = ...,
+        allowed_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        prompt_logprobs: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "logprobs", b"logprobs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "allowed_token_ids", b"allowed_token_ids", "bad_words", b"bad_words", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs) -> _WhichOneofReturnType__prompt_logprobs | None: ...
 
 Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
+
+@_typing.final
+class TokenSequence(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenSequence: _TypeAlias = TokenSequence  # noqa: Y015
 
 @_typing.final
 class Decode(_message.Message):
@@ -443,6 +481,7 @@ class SessionEvent(_message.Message):
     FAILED_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
     MOVED_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___WorkerInfo: ...
     @_builtins.property
@@ -459,6 +498,8 @@ class SessionEvent(_message.Message):
     def load(self) -> Global___LoadReport: ...
     @_builtins.property
     def moved(self) -> Global___Moved: ...
+    @_builtins.property
+    def prompt_logprobs(self) -> Global___PromptLogprobs: ...
     def __init__(
         self,
         *,
@@ -469,12 +510,13 @@ class SessionEvent(_message.Message):
         failed: Global___AttemptFailed | None = ...,
         load: Global___LoadReport | None = ...,
         moved: Global___Moved | None = ...,
+        prompt_logprobs: Global___PromptLogprobs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "failed", b"failed", "kind", b"kind", "load", b"load", "moved", b"moved", "started", b"started", "tokens", b"tokens", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "failed", b"failed", "kind", b"kind", "load", b"load", "moved", b"moved", "prompt_logprobs", b"prompt_logprobs", "started", b"started", "tokens", b"tokens", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "failed", b"failed", "kind", b"kind", "load", b"load", "moved", b"moved", "started", b"started", "tokens", b"tokens", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "failed", b"failed", "kind", b"kind", "load", b"load", "moved", b"moved", "prompt_logprobs", b"prompt_logprobs", "started", b"started", "tokens", b"tokens", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "started", "tokens", "done", "failed", "load", "moved"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "started", "tokens", "done", "failed", "load", "moved", "prompt_logprobs"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -627,6 +669,34 @@ class Logprobs(_message.Message):
 Global___Logprobs: _TypeAlias = Logprobs  # noqa: Y015
 
 @_typing.final
+class PromptLogprobs(_message.Message):
+    """Of the prompt's tokens from index `start` on; all of them come before the attempt's first token."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSFER_ID_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    transfer_id: _builtins.str
+    start: _builtins.int
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Logprobs]: ...
+    def __init__(
+        self,
+        *,
+        transfer_id: _builtins.str = ...,
+        start: _builtins.int = ...,
+        logprobs: _abc.Iterable[Global___Logprobs] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "start", b"start", "transfer_id", b"transfer_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptLogprobs: _TypeAlias = PromptLogprobs  # noqa: Y015
+
+@_typing.final
 class AttemptDone(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -746,6 +816,7 @@ class LoadReport(_message.Message):
     KV_TRANSFER_S_FIELD_NUMBER: _builtins.int
     KV_TRANSFER_FAILURES_FIELD_NUMBER: _builtins.int
     CANCEL_TO_FREE_S_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
     num_waiting: _builtins.int
     num_running: _builtins.int
     waiting_prefill_tokens: _builtins.int
@@ -765,6 +836,10 @@ class LoadReport(_message.Message):
     def kv_transfer_failures(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
     @_builtins.property
     def cancel_to_free_s(self) -> Global___Histogram: ...
+    @_builtins.property
+    def steps(self) -> Global___StepTotals:
+        """absent where no peak is known"""
+
     def __init__(
         self,
         *,
@@ -782,14 +857,55 @@ class LoadReport(_message.Message):
         kv_transfer_s: Global___Histogram | None = ...,
         kv_transfer_failures: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         cancel_to_free_s: Global___Histogram | None = ...,
+        steps: Global___StepTotals | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel_to_free_s", b"cancel_to_free_s", "kv_transfer_s", b"kv_transfer_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel_to_free_s", b"cancel_to_free_s", "kv_transfer_s", b"kv_transfer_s", "steps", b"steps"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_to_free_s", b"cancel_to_free_s", "draining", b"draining", "kv_blocks", b"kv_blocks", "kv_transfer_bytes", b"kv_transfer_bytes", "kv_transfer_failures", b"kv_transfer_failures", "kv_transfer_s", b"kv_transfer_s", "kv_unfilled_slots", b"kv_unfilled_slots", "last_step_age_s", b"last_step_age_s", "num_preemptions", b"num_preemptions", "num_promised_blocks", b"num_promised_blocks", "num_running", b"num_running", "num_waiting", b"num_waiting", "ready", b"ready", "waiting_prefill_tokens", b"waiting_prefill_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_to_free_s", b"cancel_to_free_s", "draining", b"draining", "kv_blocks", b"kv_blocks", "kv_transfer_bytes", b"kv_transfer_bytes", "kv_transfer_failures", b"kv_transfer_failures", "kv_transfer_s", b"kv_transfer_s", "kv_unfilled_slots", b"kv_unfilled_slots", "last_step_age_s", b"last_step_age_s", "num_preemptions", b"num_preemptions", "num_promised_blocks", b"num_promised_blocks", "num_running", b"num_running", "num_waiting", b"num_waiting", "ready", b"ready", "steps", b"steps", "waiting_prefill_tokens", b"waiting_prefill_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LoadReport: _TypeAlias = LoadReport  # noqa: Y015
+
+@_typing.final
+class StepTotals(_message.Message):
+    """What steps have computed and read. Totals since the start of the process; a peak of 0 is unknown."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_S_FIELD_NUMBER: _builtins.int
+    OPERATIONS_FIELD_NUMBER: _builtins.int
+    READ_BYTES_FIELD_NUMBER: _builtins.int
+    PEAK_OPERATIONS_PER_S_FIELD_NUMBER: _builtins.int
+    PEAK_READ_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    MFU_FIELD_NUMBER: _builtins.int
+    MBU_FIELD_NUMBER: _builtins.int
+    step_s: _builtins.float
+    operations: _builtins.float
+    read_bytes: _builtins.float
+    peak_operations_per_s: _builtins.float
+    peak_read_bytes_per_s: _builtins.float
+    mfu: _builtins.float
+    """of the last seconds, while steps ran"""
+    mbu: _builtins.float
+    def __init__(
+        self,
+        *,
+        step_s: _builtins.float = ...,
+        operations: _builtins.float = ...,
+        read_bytes: _builtins.float = ...,
+        peak_operations_per_s: _builtins.float = ...,
+        peak_read_bytes_per_s: _builtins.float = ...,
+        mfu: _builtins.float = ...,
+        mbu: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mbu", b"mbu", "mfu", b"mfu", "operations", b"operations", "peak_operations_per_s", b"peak_operations_per_s", "peak_read_bytes_per_s", b"peak_read_bytes_per_s", "read_bytes", b"read_bytes", "step_s", b"step_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepTotals: _TypeAlias = StepTotals  # noqa: Y015
 
 @_typing.final
 class Histogram(_message.Message):

@@ -10,12 +10,17 @@ from dataclasses import dataclass
 
 from core.clock import Clock
 from core.errors import TandemError
-from router.admission import Admission
 from router.fleet.fleet import Fleet
-from router.life.request_life import LifeSettings, RequestLife
-from router.limits import check_model
+from router.guard.guard import Guard
+from router.life.request_life import LifeSettings
+from router.life.served_life import ServedLife
 from router.metrics import RouterMetrics
+from router.observe.observer import Observer
+from router.running import RunningRequests
+from router.tenants.call import Call
 from router.texts import Texts
+from router.visit import Hall, Served, Visit
+from text.generation_defaults import GenerationDefaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +32,8 @@ class DoorSettings:
     vocab_size: int
     request_timeout_s: float
     log_prompts: bool
+    defaults: GenerationDefaults
+    """Of fields that clients leave open."""
     life: LifeSettings
 
 
@@ -38,44 +45,46 @@ class Door:
         *,
         fleet: Fleet,
         texts: Texts,
-        admission: Admission,
+        hall: Hall,
         metrics: RouterMetrics,
+        observer: Observer,
         settings: DoorSettings,
         clock: Clock,
+        guard: Guard | None = None,
     ) -> None:
         self.fleet = fleet
+        self.guard = guard
         self.texts = texts
-        self.admission = admission
+        self.hall = hall
+        self.admission = hall.admission
         self.metrics = metrics
+        self.observer = observer
         self.settings = settings
         self.clock = clock
-        self._lives: set[RequestLife] = set()
+        self._lives: set[ServedLife] = set()
+        self.running = RunningRequests()
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def enter(self, model: str) -> None:
-        """Takes a place; followed by exactly one `leave`.
-
-        Raises ModelNotFoundError, and what `Admission.enter` raises.
-        """
+    def enter(self, model: str, call: Call) -> Visit:
+        """Takes a place; followed by exactly one `leave`. Raises what `Visit.enter` raises."""
+        visit = Visit(self.hall, call)
         try:
-            check_model(model, self.settings.model)
-            self.admission.enter()
+            visit.enter(model)
         except TandemError as error:
             self.metrics.refused(error.code)
             raise
-        self.metrics.started()
         self._idle.clear()
+        return visit
 
-    def begin(self, life: RequestLife) -> None:
+    def begin(self, life: ServedLife) -> None:
         """The request is tokenised and will now ask for workers."""
         self._lives.add(life)
 
-    def leave(self, outcome: str, life: RequestLife | None) -> None:
+    def leave(self, outcome: str, life: ServedLife | None, visit: Visit, served: Served) -> None:
         if life is not None:
             self._lives.discard(life)
-        self.admission.leave()
-        self.metrics.finished(outcome, life)
+        visit.leave(outcome, served)
         if self.admission.num_running == 0:
             self._idle.set()
 
@@ -83,6 +92,7 @@ class Door:
         """Every request inside fails with this."""
         for life in tuple(self._lives):
             life.end(error)
+        self.hall.line.end_all(error)
 
     async def drained(self, timeout_s: float) -> bool:
         """Whether the house became empty in time."""

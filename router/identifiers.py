@@ -25,10 +25,16 @@ def new_seed() -> int:
     return secrets.randbits(63)
 
 
-def echoed_request_id(client_id: str | None, own_id: str) -> str:
-    """What `x-request-id` of the answer says: the client's, made harmless, or ours.
+def client_request_id(sent: str | None) -> str:
+    """What a client calls its request, made harmless; empty if nothing is left of it.
 
-    It is only echoed and never used as a key: two clients may send the same one.
+    Never a key inside, since two clients may choose the same: it is echoed, and names a request to
+    be cancelled where it names only one.
     """
-    printable = "".join(c for c in client_id or "" if " " <= c <= "~")
-    return printable[:MAX_CLIENT_ID_LENGTH].strip() or own_id
+    printable = "".join(c for c in sent or "" if " " <= c <= "~")
+    return printable[:MAX_CLIENT_ID_LENGTH].strip()
+
+
+def echoed_request_id(sent: str | None, own_id: str) -> str:
+    """What `x-request-id` of the answer says: the client's, or ours."""
+    return client_request_id(sent) or own_id

@@ -24,6 +24,7 @@ def check_token_ids(spec: RequestSpec, prompt: tuple[int, ...], vocab_size: int)
         (spec.prompt_param, prompt),
         ("stop_token_ids", spec.stop_token_ids),
         ("logit_bias", tuple(spec.logit_bias)),
+        ("allowed_token_ids", spec.allowed_token_ids or ()),
     ):
         if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
             raise BadRequestError(
@@ -32,13 +33,13 @@ def check_token_ids(spec: RequestSpec, prompt: tuple[int, ...], vocab_size: int)
 
 
 def resolve_max_tokens(spec: RequestSpec, num_prompt_tokens: int, max_model_len: int) -> int:
-    """The output limit of each choice: the client's, or what the model has room for.
+    """The output limit of each choice: the client's, or what the model has room for; at least 1.
 
     Raises ContextLengthError when prompt and output together don't fit, BadRequestError when
     `min_tokens` doesn't.
     """
     room = max_model_len - num_prompt_tokens
-    wanted = 1 if spec.max_tokens is None else spec.max_tokens
+    wanted = spec.max_tokens or 1
     if wanted > room:
         asked = f" and max_tokens {spec.max_tokens}" if spec.max_tokens is not None else ""
         raise ContextLengthError(
@@ -46,9 +47,45 @@ def resolve_max_tokens(spec: RequestSpec, num_prompt_tokens: int, max_model_len:
             f"{num_prompt_tokens}{asked}",
             param=spec.prompt_param,
         )
-    max_tokens = room if spec.max_tokens is None else spec.max_tokens
+    max_tokens = wanted
+    if spec.max_tokens is None:
+        default = spec.default_max_tokens
+        max_tokens = room if default is None else min(room, max(default, spec.min_tokens))
     if spec.min_tokens > max_tokens:
         raise BadRequestError(
             f"min_tokens is {spec.min_tokens}, but only {max_tokens} fit", param="min_tokens"
         )
     return max_tokens
+
+
+def truncated(spec: RequestSpec, prompt: tuple[int, ...], max_model_len: int) -> tuple[int, ...]:
+    """The prompt's last tokens, if the client wants no more of them."""
+    most = spec.truncate_prompt_tokens
+    if most is None:
+        return prompt
+    if most == -1:
+        most = max(1, max_model_len - (spec.max_tokens or 1))
+    return prompt[-most:]
+
+
+def check_something_is_left(
+    spec: RequestSpec,
+    bad_words: tuple[tuple[int, ...], ...],
+    end_token_ids: tuple[int, ...],
+    vocab_size: int,
+) -> None:
+    """Raises BadRequestError where there might come a token that nothing may be sampled for."""
+    unwanted = {word[-1] for word in bad_words}
+    if spec.min_tokens:
+        unwanted |= {*end_token_ids, *spec.stop_token_ids}
+    if spec.allowed_token_ids is None:
+        num_left = vocab_size - len(unwanted)
+    else:
+        num_left = len(set(spec.allowed_token_ids) - unwanted)
+    if num_left <= 0:
+        param = "bad_words" if spec.allowed_token_ids is None else "allowed_token_ids"
+        raise BadRequestError(
+            f"{param} leaves no token that is no end of a bad word and does not end the output "
+            "before min_tokens",
+            param=param,
+        )

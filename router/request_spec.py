@@ -21,24 +21,62 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
 """Characters of one stop string; longer ones would hold back that much text."""
 MAX_STOP_TOKEN_IDS = 64
+MAX_BEAMS = 32
+"""Each is a request of its own, of one token, at every step."""
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD_LENGTH = 128
+"""Characters; with so many words, a few milliseconds of tokenising."""
+MAX_TEMPLATE_LENGTH = 64 * 1024
+"""Characters of a client's own chat template; models' own have a few thousand."""
 MAX_LOGIT_BIAS = 1024
 MAX_SALT_LENGTH = 256
-MAX_PRIORITY = 2**31 - 1
+MAX_PRIORITY = 100
+"""Either way, within the class of the client's key: nobody asks himself past another class."""
 SEED_RANGE = 2**63
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChatPrompt:
-    """Messages for the model's chat template."""
+    """Messages, and how they become a text."""
 
     messages: tuple[Mapping[str, object], ...]
     tools: tuple[Mapping[str, object], ...] = ()
     """What the model is told of."""
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    template: str | None = None
+    """The client's own; None: the model's."""
+    template_kwargs: Mapping[str, object] = field(default_factory=dict)
+    """Further variables of the template."""
 
     def __post_init__(self) -> None:
         """Raises BadRequestError for more messages than any prompt could hold."""
         _at_most("messages", self.messages, MAX_MESSAGES, "entries")
+        _at_most("chat_template", self.template or "", MAX_TEMPLATE_LENGTH, "characters")
+
+
+def beam_spec(
+    wanted: bool | None, length_penalty: float | None, early_stopping: bool | None
+) -> BeamSpec | None:
+    """How to search, if the client wants it. Raises BadRequestError for rules without a search."""
+    if wanted:
+        return BeamSpec(1.0 if length_penalty is None else length_penalty, bool(early_stopping))
+    for name, given in (
+        ("length_penalty", length_penalty not in (None, 1.0)),
+        ("early_stopping", early_stopping),
+    ):
+        if given:
+            raise BadRequestError(f"{name} needs use_beam_search", param=name)
+    return None
+
+
+def exclusive_endings() -> BadRequestError:
+    """Both were asked for, in so many words."""
+    return BadRequestError(
+        "continue_final_message and add_generation_prompt exclude each other",
+        param="continue_final_message",
+    )
 
 
 def chat_message(
@@ -79,6 +117,18 @@ def chat_message(
     return message | {key: value for key, value in further.items() if value is not None}
 
 
+@dataclass(frozen=True, slots=True)
+class BeamSpec:
+    """A search for the likeliest answers, `num_choices` beams wide, instead of samples."""
+
+    length_penalty: float = 1.0
+    early_stopping: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises BadRequestError."""
+        _between("length_penalty", self.length_penalty, -10.0, 10.0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSpec:
     """One prompt and how to go on from it. None means that the client left it open."""
@@ -88,22 +138,39 @@ class RequestSpec:
     prompt_param: Literal["messages", "prompt"] = "prompt"
     """The field that faults of the prompt are reported on."""
     n: int = 1
+    best_of: int | None = None
+    """So many are generated; the `n` of the highest mean log-probability are told."""
+    beams: BeamSpec | None = None
     max_tokens: int | None = None
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
+    """0: only the prompt is told again, with `echo`."""
+    default_max_tokens: int | None = None
+    """Where `max_tokens` is None: so many, if they fit; None: what fits."""
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
+    repetition_penalty: float | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    bad_words: tuple[str, ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
     logprobs: int | None = None
     logprobs_param: Literal["logprobs", "top_logprobs"] = "logprobs"
+    prompt_logprobs: int | None = None
     seed: int | None = None
     min_tokens: int = 0
     ignore_eos: bool = False
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None
+    """Of a longer prompt, only so many last tokens count; -1: as many as fit."""
+    add_special_tokens: bool | None = None
+    """None: for plain texts yes, for rendered chats no, since templates write them."""
+    echo: bool = False
+    """The prompt's text (of a chat: that of a last message by the assistant) comes first."""
     priority: int = 0
     cache_salt: str = ""
     tenant: str = ""
@@ -112,29 +179,70 @@ class RequestSpec:
     timeout_s: float | None = None
     """The client's own deadline; None: the router's."""
 
+    @property
+    def num_choices(self) -> int:
+        """How many are generated."""
+        return self.n if self.best_of is None else self.best_of
+
     def __post_init__(self) -> None:
         """Raises BadRequestError that names the first offending field and value."""
-        _between("n", self.n, 1, MAX_CHOICES)
-        if self.max_tokens is not None:
-            _between("max_tokens", self.max_tokens, 1, 2**31 - 1)
-        _between("temperature", self.temperature, 0.0, 2.0)
-        _between("top_k", self.top_k, 0, 2**31 - 1)
-        _between("top_p", self.top_p, 0.0, 1.0, above=True)
-        _between("min_p", self.min_p, 0.0, 1.0)
-        _between("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _between("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _between("repetition_penalty", self.repetition_penalty, 0.0, 10.0, above=True)
+        self._check_counts()
         if self.logprobs is not None:
             _between(self.logprobs_param, self.logprobs, 0, MAX_LOGPROBS)
-        if self.seed is not None:
-            _between("seed", self.seed, -SEED_RANGE, SEED_RANGE - 1)
-        _between("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
+        for name, low, high, above in (
+            ("temperature", 0.0, 2.0, False),
+            ("top_k", 0, 2**31 - 1, False),
+            ("top_p", 0.0, 1.0, True),
+            ("min_p", 0.0, 1.0, False),
+            ("presence_penalty", -2.0, 2.0, False),
+            ("frequency_penalty", -2.0, 2.0, False),
+            ("repetition_penalty", 0.0, 10.0, True),
+            ("prompt_logprobs", 0, MAX_LOGPROBS, False),
+            ("seed", -SEED_RANGE, SEED_RANGE - 1, False),
+            ("priority", -MAX_PRIORITY, MAX_PRIORITY, False),
+        ):
+            value = getattr(self, name)
+            if value is not None:
+                _between(name, value, low, high, above=above)
         self._check_min_tokens()
         self._check_lists()
+        if self.beams is not None:
+            self._check_beams()
+
+    def _check_counts(self) -> None:
+        _between("n", self.n, 1, MAX_CHOICES)
+        if self.best_of is not None:
+            _between("best_of", self.best_of, self.n, MAX_CHOICES)
+        if self.max_tokens is not None:
+            _between("max_tokens", self.max_tokens, 0 if self.echo else 1, 2**31 - 1)
+        if self.truncate_prompt_tokens is not None and self.truncate_prompt_tokens != -1:
+            _between("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, 2**31 - 1)
+
+    def _check_beams(self) -> None:
+        """Nothing is sampled and only end tokens end a beam, so that little else has a meaning."""
+        _between("n" if self.best_of is None else "best_of", self.num_choices, 1, MAX_BEAMS)
+        neutral: dict[str, tuple[object, ...]] = {
+            "temperature": (None, 0.0, 1.0),
+            "top_p": (None, 1.0),
+            "top_k": (None, 0),
+            "min_p": (None, 0.0),
+            "presence_penalty": (0.0,),
+            "frequency_penalty": (0.0,),
+            "repetition_penalty": (None, 1.0),
+            "logit_bias": ({},),
+            "bad_words": ((),),
+            "allowed_token_ids": (None,),
+            "min_tokens": (0,),
+            "stop": ((),),
+            "stop_token_ids": ((),),
+        }
+        for name, values in neutral.items():
+            if getattr(self, name) not in values:
+                raise BadRequestError(f"{name} has no meaning with use_beam_search", param=name)
 
     def _check_min_tokens(self) -> None:
         _between("min_tokens", self.min_tokens, 0, 2**31 - 1)
-        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+        if self.max_tokens and self.min_tokens > self.max_tokens:
             raise BadRequestError(
                 f"min_tokens is {self.min_tokens}, more than max_tokens {self.max_tokens}",
                 param="min_tokens",
@@ -147,6 +255,13 @@ class RequestSpec:
             if not text:
                 raise BadRequestError("stop must not contain an empty string", param="stop")
         _at_most("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS, "token ids")
+        _at_most("bad_words", self.bad_words, MAX_BAD_WORDS, "strings")
+        for word in self.bad_words:
+            _at_most("bad_words", word, MAX_BAD_WORD_LENGTH, "characters")
+            if not word.strip():
+                raise BadRequestError("bad_words must not contain a blank", param="bad_words")
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise BadRequestError("allowed_token_ids is empty", param="allowed_token_ids")
         _at_most("cache_salt", self.cache_salt, MAX_SALT_LENGTH, "characters")
         _at_most("logit_bias", tuple(self.logit_bias), MAX_LOGIT_BIAS, "token ids")
         for value in self.logit_bias.values():

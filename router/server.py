@@ -1,8 +1,8 @@
 """The router as one object: composition, and the order of starting and stopping.
 
-start   membership > HTTP > gRPC, and the bound ports
+start   membership and limits > HTTP > gRPC > admin, and the bound ports
 stop    refuse new requests, let the others finish within the grace, fail those that don't (503),
-        end HTTP, gRPC, membership and sessions
+        end HTTP, gRPC, admin, membership, sessions and limits
 """
 
 from __future__ import annotations
@@ -14,33 +14,48 @@ from dataclasses import dataclass
 
 from core.clock import Clock, MonotonicClock
 from core.config import Config
-from protos.certificate_files import front_certificates, peer_certificates
+from core.request import AttemptDone, Phase
+from core.tracing import make_tracing
+from protos.certificate_files import (
+    CertificateFiles,
+    FrontTls,
+    front_certificates,
+    peer_certificates,
+)
 from protos.secure_grpc import is_loopback
-from router.admission import Admission, shutting_down
+from router.admin.app import Admin, create_admin_app
+from router.admission import shutting_down
 from router.dialect import make_dialect
 from router.door import Door, DoorSettings
 from router.fleet.fleet import Fleet
+from router.fleet.leg_event import LegEnd
 from router.fleet.membership import Membership
 from router.fleet.policy import PolicySettings
 from router.fleet.prefix_map import PrefixMap
 from router.fleet.sessions import SessionSettings
+from router.guard.build import build_guard
 from router.http.app import HttpSettings, create_app
 from router.http.server import HttpServer
 from router.identifiers import new_router_id
 from router.life.request_life import LifeSettings
 from router.metrics import RouterMetrics
+from router.observe.observer import Observer, ObserverSettings
 from router.rpc.server import GrpcServer
 from router.structure.grammar_check import GrammarCheck
+from router.tenancy import Tenancy
 from router.texts import Texts
 from state.store import Store
 from text.card import ModelCard
 from text.chat_template import ChatTemplate
+from text.generation_defaults import GenerationDefaults
 from text.structure.compiler import GrammarCompiler
 from text.structure.vocabulary import grammar_vocabulary
 from text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
+SERVICE = "tandem-router"
+"""What traces call this process."""
 MAX_PREFIX_BLOCKS = 1_000_000
 """Blocks whose holders the router remembers: about 200 MB at most, 16 million tokens of KV."""
 START_TIMEOUT_S = 10.0
@@ -54,6 +69,7 @@ class RouterPorts:
 
     http: int
     grpc: int
+    admin: int | None = None
 
 
 class RouterServer:
@@ -72,31 +88,50 @@ class RouterServer:
         """The store stays the caller's: it is not closed here. Raises ConfigError."""
         router, clock = config.router, clock or MonotonicClock()
         front = front_certificates(router)
-        self.metrics = RouterMetrics()
+        settings, observability = _door_settings(config, card), config.observability
+        router_id = new_router_id()
+        self._tracing = make_tracing(observability, service=SERVICE, instance=router_id)
+        self.metrics = RouterMetrics(settings.model, observability.vllm_metric_names)
+        self.observer = Observer(
+            self._tracing,
+            self.metrics,
+            clock,
+            ObserverSettings(
+                settings.model,
+                observability.log_requests,
+                observability.trace_sample_ratio,
+                observability.debug_ring_size,
+            ),
+        )
         self.fleet = Fleet(
-            _session_settings(config),
+            _session_settings(config, router_id),
             _policy_settings(config),
             PrefixMap(MAX_PREFIX_BLOCKS),
-            self.metrics.leg_ended,
+            self._leg_ended,
         )
-        self.metrics.watch_workers(self.fleet.loads)
+        self.metrics.watch(self.observer.ring.running, self.fleet.loads)
         self._texts = Texts(
             tokenizer,
             chat_template,
             num_threads=router.tokenizer_threads,
             max_model_len=_max_model_len(config, card),
+            trusts_templates=router.trust_request_chat_template,
             dialect=make_dialect(config.model, card.chat_template),
             grammars=GrammarCheck(
                 GrammarCompiler(lambda: grammar_vocabulary(tokenizer, card.vocab_size))
             ),
         )
+        settings = _door_settings(config, card)
+        self._tenancy = Tenancy(config, self.fleet, self.metrics, clock, model=settings.model)
         self._door = Door(
             fleet=self.fleet,
             texts=self._texts,
-            admission=Admission(router.max_num_requests),
+            hall=self._tenancy.hall,
             metrics=self.metrics,
-            settings=_door_settings(config, card),
+            observer=self.observer,
+            settings=settings,
             clock=clock,
+            guard=build_guard(config, tokenizer, card, self.metrics.registry, clock),
         )
         self._membership = Membership(
             store,
@@ -104,7 +139,13 @@ class RouterServer:
             period_s=config.worker.heartbeat_s,
             timeout_s=config.state.timeout_s,
         )
-        app = create_app(self._door, HttpSettings(router.max_body_bytes, int(time.time())))
+        http = HttpSettings(
+            router.max_body_bytes,
+            int(time.time()),
+            _origins(router.cors_origins),
+            shows_requests=observability.debug_requests == "public",
+        )
+        app = create_app(self._door, http, self._tenancy.gatekeeper)
         self._http = HttpServer(
             app, host=router.http_host, port=router.http_port, certificates=front
         )
@@ -113,9 +154,16 @@ class RouterServer:
             host=router.grpc_host,
             port=router.grpc_port,
             max_body_bytes=router.max_body_bytes,
+            keepalive_s=router.grpc_keepalive_s,
+            gatekeeper=self._tenancy.gatekeeper,
             certificates=front,
         )
-        for name, host in (("http_host", router.http_host), ("grpc_host", router.grpc_host)):
+        self._admin = _admin_server(config, self._tenancy, front)
+        for name, host in (
+            ("http_host", router.http_host),
+            ("grpc_host", router.grpc_host),
+            ("admin_host", router.admin_host),
+        ):
             if front is None and not is_loopback(host):
                 log.warning("router.%s is %s without router.tls_certificate: plain", name, host)
         self._following: asyncio.Task[None] | None = None
@@ -130,18 +178,26 @@ class RouterServer:
         Raises ConfigError if a port is taken; then nothing is left running.
         """
         self._following = asyncio.create_task(self._membership.run(), name="membership")
+        self._tenancy.start()
         try:
             http_port = await self._http.start(timeout_s=START_TIMEOUT_S)
             grpc_port = await self._grpc.start()
+            admin_port = None
+            if self._admin is not None:
+                admin_port = await self._admin.start(timeout_s=START_TIMEOUT_S)
+                log.info("admin server on port %d", admin_port)
         except BaseException:
             await self.stop(grace_s=0.0)
             raise
-        return RouterPorts(http_port, grpc_port)
+        return RouterPorts(http_port, grpc_port, admin_port)
 
     async def wait(self) -> None:
-        """Until `stop`. Raises what broke the membership loop, if anything ever does."""
+        """Until `stop`. Raises what broke the loop of membership or limits, if anything does."""
         assert self._following is not None, "not started"
-        await asyncio.shield(self._following)
+        tasks = {self._following, *self._tenancy.tasks}
+        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in ended:
+            task.result()
 
     async def stop(self, grace_s: float = 5.0) -> None:
         """Refuses new requests, lets the present ones end in time, then ends all. Idempotent."""
@@ -151,17 +207,40 @@ class RouterServer:
             await self._door.drained(LAST_WORDS_S)
         await self._http.stop()
         await self._grpc.stop()
+        if self._admin is not None:
+            await self._admin.stop()
         self._membership.close()
         if self._following is not None:
             await asyncio.wait({self._following})
         await self.fleet.close()
+        await self._tenancy.close()
         self._texts.close()
+        if self._door.guard is not None:
+            await self._door.guard.close()
+        await asyncio.to_thread(self._tracing.close, LAST_WORDS_S)
+
+    def _leg_ended(self, phase: Phase, event: LegEnd) -> None:
+        self.metrics.leg_ended(phase, event)
+        if isinstance(event, AttemptDone):
+            self.observer.leg_done(phase, event)
 
 
-def _session_settings(config: Config) -> SessionSettings:
+def _admin_server(
+    config: Config, tenancy: Tenancy, front: CertificateFiles[FrontTls] | None
+) -> HttpServer | None:
+    router, store = config.router, tenancy.store
+    if router.admin_port is None or router.admin_token is None or store is None:
+        return None
+    app = create_admin_app(
+        Admin(router.admin_token, store, tenancy.hall, tenancy.ring, tenancy.limits)
+    )
+    return HttpServer(app, host=router.admin_host, port=router.admin_port, certificates=front)
+
+
+def _session_settings(config: Config, router_id: str) -> SessionSettings:
     worker = config.worker
     return SessionSettings(
-        router_id=new_router_id(),
+        router_id=router_id,
         silence_s=max(3 * worker.heartbeat_s, worker.stuck_after_s),
         certificates=peer_certificates(config.tls),
     )
@@ -175,8 +254,21 @@ def _policy_settings(config: Config) -> PolicySettings:
     )
 
 
+def _origins(setting: str) -> tuple[str, ...]:
+    return tuple(origin for part in setting.split(",") if (origin := part.strip()))
+
+
 def _max_model_len(config: Config, card: ModelCard) -> int:
     return config.model.max_model_len or card.max_model_len
+
+
+def _generation_defaults(config: Config, card: ModelCard) -> GenerationDefaults:
+    if config.model.generation_config == "none":
+        return GenerationDefaults()
+    given = card.generation_config
+    top_k = given.get("top_k")
+    others = {name: value for name, value in given.items() if name != "top_k"}
+    return GenerationDefaults(top_k=None if top_k is None else int(top_k), **others)
 
 
 def _door_settings(config: Config, card: ModelCard) -> DoorSettings:
@@ -187,6 +279,7 @@ def _door_settings(config: Config, card: ModelCard) -> DoorSettings:
         vocab_size=card.vocab_size,
         request_timeout_s=router.request_timeout_s,
         log_prompts=router.log_prompts,
+        defaults=_generation_defaults(config, card),
         life=LifeSettings(
             max_attempts=router.max_attempts,
             no_worker_timeout_s=router.no_worker_timeout_s,

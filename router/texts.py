@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from typing import TypeVar
 
-from core.errors import ContextLengthError
+from core.errors import BadRequestError, ContextLengthError
 from router.dialect import Dialect, markers_kept, prompt_tail
 from router.life.choice import Choice
-from router.request_spec import ChatPrompt
+from router.request_spec import ChatPrompt, RequestSpec
 from router.structure.answer_grammar import Wish, answer_grammar
 from router.structure.grammar_check import GrammarCheck
+from text.bad_words import bad_word_tokens
 from text.chat_template import ChatTemplate
 from text.detokenizer import Detokenizer
 from text.stop_strings import StopMatcher
@@ -26,6 +28,11 @@ Detokenising is always done inline: 3 us a token."""
 
 MESSAGE_CHARACTERS = 32
 """What a template writes around each message, more or less."""
+
+MAX_TEMPLATES = 32
+"""Compiled templates of clients that are kept; compiling one takes some milliseconds."""
+
+T = TypeVar("T")
 
 
 class Texts:
@@ -40,27 +47,36 @@ class Texts:
         max_model_len: int,
         dialect: Dialect,
         grammars: GrammarCheck,
+        trusts_templates: bool = False,
     ) -> None:
-        """`grammars` is closed with this."""
+        """`grammars` is closed with this. Templates of clients are refused unless the operator
+        trusts them."""
         self.tokenizer = tokenizer
         self.dialect = dialect
         self._grammars = grammars
         self._template = template
+        self._client_template = functools.lru_cache(MAX_TEMPLATES)(template.with_template)
+        self._trusts_templates = trusts_templates
         self._max_model_len = max_model_len
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenize")
 
-    async def encode(self, prompt: ChatPrompt | str | tuple[int, ...]) -> tuple[int, ...]:
-        """Token ids of a prompt.
+    async def encode(
+        self,
+        prompt: ChatPrompt | str | tuple[int, ...],
+        add_special_tokens: bool | None = None,
+    ) -> tuple[int, ...]:
+        """Token ids of a prompt; see `RequestSpec.add_special_tokens`.
 
         Raises BadRequestError for what can't be rendered or encoded, ContextLengthError for a text
         that is too long for the model however it is encoded: 16 MB would take 15 s.
         """
         if isinstance(prompt, tuple):
             return prompt
-        if _num_characters(prompt) <= INLINE_CHARACTERS:
-            return self._encode(prompt)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._encode, prompt)
+        encode = functools.partial(self._encode, prompt, add_special_tokens)
+        # A client's template has to be compiled
+        is_short = _num_characters(prompt) <= INLINE_CHARACTERS
+        own_template = isinstance(prompt, ChatPrompt) and prompt.template is not None
+        return await self._run(encode, inline=is_short and not own_template)
 
     async def grammar(self, wish: Wish, prompt: Sequence[int], *, is_chat: bool) -> str:
         """The canonical text of the grammar of an answer to this prompt.
@@ -68,35 +84,83 @@ class Texts:
         Raises BadRequestError that names the field at fault.
         """
         dialect = self.dialect if is_chat else dataclasses.replace(self.dialect, thinks=False)
-        write = partial(answer_grammar, wish, dialect, self.tokenizer, self.tail(prompt))
+        tail = self.tail(prompt)
+        write = functools.partial(answer_grammar, wish, dialect, self.tokenizer, tail)
         return await self._grammars.text(write, wish.param)
 
     def tail(self, prompt: Sequence[int]) -> str:
         """The end of a prompt's text."""
         return prompt_tail(self.tokenizer, prompt)
 
-    def choices(
-        self, n: int, stop: Sequence[str], min_tokens: int, *, calls: bool = False
-    ) -> list[Choice]:
-        """`n` choices with nothing emitted yet; `calls`: their text may hold calls."""
-        kept = markers_kept(self.dialect, self.tokenizer, calls=calls)
+    async def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Token sequences that spell these words."""
+        if not words:
+            return ()
+        num_characters = sum(map(len, words))
+        encode = functools.partial(bad_word_tokens, self.tokenizer, words)
+        return await self._run(encode, inline=num_characters <= INLINE_CHARACTERS)
+
+    def choices(self, spec: RequestSpec) -> list[Choice]:
+        """The request's choices with nothing emitted yet."""
+        kept = markers_kept(self.dialect, self.tokenizer, calls=spec.tooling is not None)
+        unsaid = frozenset[int]()
+        if not spec.include_stop_str_in_output:
+            unsaid = frozenset((*self.tokenizer.eos_token_ids, *spec.stop_token_ids))
         return [
-            Choice(i, Detokenizer(self.tokenizer, kept=kept), StopMatcher(stop), min_tokens)
-            for i in range(n)
+            Choice(
+                index,
+                Detokenizer(
+                    self.tokenizer,
+                    spec.skip_special_tokens,
+                    kept=kept,
+                    after_text=_goes_on(spec.prompt),
+                ),
+                StopMatcher(spec.stop, spec.include_stop_str_in_output),
+                spec.min_tokens,
+                unsaid,
+            )
+            for index in range(spec.num_choices)
         ]
+
+    def plain_choice(self) -> Choice:
+        """For a token that is asked for on behalf of another request."""
+        return Choice(0, Detokenizer(self.tokenizer), StopMatcher(()), 0)
 
     def close(self) -> None:
         self._grammars.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _encode(self, prompt: ChatPrompt | str) -> tuple[int, ...]:
+    async def _run(self, action: Callable[[], T], *, inline: bool) -> T:
+        if inline:
+            return action()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, action)
+
+    def _encode(self, prompt: ChatPrompt | str, special: bool | None) -> tuple[int, ...]:
         if isinstance(prompt, ChatPrompt):
-            messages, tools = self.dialect.messages(prompt.messages, prompt.tools)
-            rendered = self._template.render(messages, tools)
+            rendered = self._rendered(prompt)
             self._check_length(rendered, "messages")
-            return tuple(self.tokenizer.encode(rendered, add_special_tokens=False))
+            return tuple(self.tokenizer.encode(rendered, add_special_tokens=bool(special)))
         self._check_length(prompt, "prompt")
-        return tuple(self.tokenizer.encode(prompt, add_special_tokens=True))
+        return tuple(self.tokenizer.encode(prompt, add_special_tokens=special is not False))
+
+    def _rendered(self, prompt: ChatPrompt) -> str:
+        template = self._template
+        if prompt.template is not None:
+            if not self._trusts_templates:
+                raise BadRequestError(
+                    "chat_template is refused: router.trust_request_chat_template is off",
+                    param="chat_template",
+                    code="unsupported_parameter",
+                )
+            template = self._client_template(prompt.template)
+        messages, tools = self.dialect.messages(prompt.messages, prompt.tools)
+        return template.render(
+            messages,
+            tools,
+            add_generation_prompt=prompt.add_generation_prompt,
+            continue_final_message=prompt.continue_final_message,
+            kwargs=prompt.template_kwargs,
+        )
 
     def _check_length(self, text: str, param: str) -> None:
         most = self._max_model_len * self.tokenizer.max_token_characters
@@ -106,6 +170,11 @@ class Texts:
                 f"at the very most; the prompt has {len(text)} characters",
                 param=param,
             )
+
+
+def _goes_on(prompt: ChatPrompt | str | tuple[int, ...]) -> bool:
+    """Whether the answer is the same text as the prompt, so that it may begin with a space."""
+    return prompt.continue_final_message if isinstance(prompt, ChatPrompt) else True
 
 
 def _num_characters(prompt: ChatPrompt | str) -> int:

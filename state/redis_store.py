@@ -92,7 +92,7 @@ class RedisStore:
         self._url = url
         self._prefix = "{" + namespace + "}"
         self._keys = (f"{self._prefix}:members", f"{self._prefix}:expiry")
-        self._redis = Redis.from_pool(_pool(url, timeout_s))
+        self._redis = Redis.from_pool(connection_pool(url, timeout_s))
         self._announce = self._redis.register_script(_ANNOUNCE)
         self._heartbeat = self._redis.register_script(_HEARTBEAT)
         self._withdraw = self._redis.register_script(_WITHDRAW)
@@ -143,7 +143,8 @@ class RedisStore:
         raise StoreUnavailableError(f"Redis at {self._url}: {reason}")
 
 
-def _pool(url: str, timeout_s: float) -> BlockingConnectionPool:
+def connection_pool(url: str, timeout_s: float) -> BlockingConnectionPool:
+    """Connections whose every wait ends within `timeout_s`. Raises ConfigError for the URL."""
     try:
         return BlockingConnectionPool.from_url(
             url,

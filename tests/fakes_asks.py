@@ -10,6 +10,7 @@ from fakes_golden import Ask
 from fakes_prompts import CHATS, CODE, LISTS, LONG, PROMPTS, PROSE, UNICODE
 
 from core.request import SamplingParams
+from text.bad_words import bad_word_tokens
 from text.tokenizer import Tokenizer
 
 NUM_TOKENS = 24
@@ -34,6 +35,7 @@ def golden_asks(tokenizer: Tokenizer) -> list[Ask]:
     def ask(name: str, text: str, sampling: SamplingParams, n: int = 1) -> Ask:
         return Ask(name, tuple(tokenizer.encode(text)), sampling, n)
 
+    allowed = tuple(sorted({*tokenizer.encode(PROSE[0]), *tokenizer.encode(PROSE[1])}))
     return [
         ask("greedy", CHATS[1], GREEDY),
         ask("greedy with logprobs", CODE[0], replace(GREEDY, logprobs=5)),
@@ -44,7 +46,16 @@ def golden_asks(tokenizer: Tokenizer) -> list[Ask]:
         ask("warm with penalties", CHATS[9], PENALISED),
         ask("warm, mixed, two choices", CODE[7], MIXED, n=2),
         ask("warm after a long prompt", LONG[1], replace(WARM, ignore_eos=True)),
+        _without_words(ask("warm without some words", PROSE[1], WARM, n=2), tokenizer),
+        ask("greedy with few tokens", PROSE[0], replace(GREEDY, allowed_token_ids=allowed)),
     ]
+
+
+def _without_words(ask: Ask, tokenizer: Tokenizer) -> Ask:
+    """Common ones, of one token and of several."""
+    words = ("the", "of a", "and", "in this", "for", ", I")
+    sampling = replace(ask.sampling, bad_words=bad_word_tokens(tokenizer, words))
+    return replace(ask, sampling=sampling, bad_words=words)
 
 
 def mixed_asks(tokenizer: Tokenizer, num_asks: int) -> list[Ask]:

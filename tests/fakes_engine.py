@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from core.request import TokenLogprobs
 from engine.batch import StepInput
 from engine.sample_row import SampleRow
 from engine.sampler import Sampled
@@ -35,6 +36,20 @@ def reference_output(prompt: Sequence[int], num_tokens: int, seed: int, choice: 
     return tokens[len(prompt) :]
 
 
+def logprob(context: Sequence[int], token_id: int) -> float:
+    """What the "model" thinks of a token after this context."""
+    return -next_token([*context, token_id], 0, 0) / 64
+
+
+def _sampled(context: list[int], row: SampleRow) -> Sampled:
+    token_id = next_token(context, row.params.seed, row.choice)
+    if row.params.allowed_token_ids:
+        (token_id,) = row.params.allowed_token_ids
+    if row.params.logprobs is None:
+        return Sampled(token_id, None)
+    return Sampled(token_id, TokenLogprobs(logprob(context, token_id)))
+
+
 class FakeExecutor:
     """Implements `Executor` and `KVOps` on token ids instead of KV."""
 
@@ -50,10 +65,12 @@ class FakeExecutor:
         assert len(set(step.slot_mapping.tolist())) == len(step.slot_mapping), "slots collide"
         self.slots.reshape(-1)[step.slot_mapping] = step.token_ids
         row_of_token = np.searchsorted(step.query_starts, step.logits_rows, side="right") - 1
-        contexts = [self._context(step, int(row)) for row in row_of_token]
-        return [
-            Sampled(next_token(contexts[r.logits_row], r.params.seed, r.choice), None) for r in rows
+        positions = step.positions[step.logits_rows].tolist()
+        contexts = [
+            self._context(step, int(row), position)
+            for row, position in zip(row_of_token, positions, strict=True)
         ]
+        return [_sampled(contexts[row.logits_row], row) for row in rows]
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         for source, target in pairs:
@@ -65,8 +82,8 @@ class FakeExecutor:
     def unpack(self, blocks: Sequence[int], staging: torch.Tensor) -> None:
         self.slots[list(blocks)] = staging.numpy()
 
-    def _context(self, step: StepInput, row: int) -> list[int]:
-        length = int(step.context_lens[row])
+    def _context(self, step: StepInput, row: int, position: int) -> list[int]:
+        length = position + 1
         num_blocks = -(-length // self.block_size)
         slots = self.slots[step.block_tables[row, :num_blocks]].reshape(-1)[:length]
         tokens = [int(token) for token in slots]

@@ -39,6 +39,8 @@ class Ask:
     token_ids: tuple[int, ...]
     sampling: SamplingParams
     n: int = 1
+    bad_words: tuple[str, ...] = ()
+    """What `sampling.bad_words` spell."""
 
     def attempt(self, choices: tuple[int, ...]) -> Attempt:
         return Attempt(
@@ -72,6 +74,8 @@ class Ask:
             "seed": sampling.seed,
             "min_tokens": sampling.min_tokens,
             "ignore_eos": sampling.ignore_eos,
+            "bad_words": list(self.bad_words),
+            "allowed_token_ids": list(sampling.allowed_token_ids) or None,
             "cache_salt": cache_salt,
         }
 
@@ -93,6 +97,8 @@ class Ask:
                 seed=sampling.seed,
                 min_tokens=sampling.min_tokens,
                 ignore_eos=sampling.ignore_eos,
+                bad_words=self.bad_words,
+                allowed_token_ids=sampling.allowed_token_ids,
             ),
             max_tokens=sampling.max_tokens,
             n=self.n,

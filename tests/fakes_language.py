@@ -7,7 +7,14 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from core.request import Attempt, FinishReason, SamplingParams, TokenEvent, TokenLogprobs
+from core.request import (
+    Attempt,
+    FinishReason,
+    PromptLogprobs,
+    SamplingParams,
+    TokenEvent,
+    TokenLogprobs,
+)
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,18 @@ class FakeLanguage:
             token_id = self.next_token((*prompt, *emitted), seed, choice)
             emitted.append(self.script.get(position, token_id))
         return emitted
+
+    def prompt_logprobs(self, attempt: Attempt) -> PromptLogprobs | None:
+        """What a worker that computes the prompt says of it first, if asked."""
+        num_top = attempt.sampling.prompt_logprobs
+        if num_top is None or attempt.num_emitted or attempt.num_prompt_tokens == 1:
+            return None
+        known = attempt.token_ids[1 : attempt.num_prompt_tokens]
+        scores = [
+            TokenLogprobs(-1.0 - i / 64, tuple((t + 1 + k, -2.0 - k) for k in range(num_top)))
+            for i, t in enumerate(known)
+        ]
+        return PromptLogprobs(attempt.transfer_id, 1, tuple(scores))
 
     def _logprobs(self, token_id: int, sampling: SamplingParams) -> TokenLogprobs | None:
         if sampling.logprobs is None:

@@ -13,7 +13,14 @@ from dataclasses import dataclass, field
 from fakes_engine import VOCAB_SIZE, FakeExecutor
 
 from core.handoff import Handoff, Started
-from core.request import Attempt, AttemptDone, AttemptFailed, SamplingParams, TokenEvent
+from core.request import (
+    Attempt,
+    AttemptDone,
+    AttemptFailed,
+    PromptLogprobs,
+    SamplingParams,
+    TokenEvent,
+)
 from decode_worker.role import DecodeRole
 from decode_worker.scheduler import DecodeLimits, DecodeScheduler
 from engine.batch import flatten, sample_rows
@@ -48,6 +55,7 @@ def attempt(
     seed: int = 7,
     priority: int = 0,
     deadline_s: float = 1e6,
+    prompt_logprobs: int | None = None,
 ) -> Attempt:
     return Attempt(
         request_id=f"r-{transfer_id}",
@@ -56,7 +64,7 @@ def attempt(
         token_ids=(*prompt, *emitted),
         num_prompt_tokens=len(prompt),
         choices=choices,
-        sampling=SamplingParams(max_tokens=max_tokens, seed=seed),
+        sampling=SamplingParams(max_tokens=max_tokens, seed=seed, prompt_logprobs=prompt_logprobs),
         deadline_s=deadline_s,
         priority=priority,
     )
@@ -217,6 +225,7 @@ class Pair:
             eos_token_ids=eos,
         )
         self.started: dict[str, Started] = {}
+        self.scores: dict[str, list[PromptLogprobs]] = defaultdict(list)
         self.output: dict[tuple[str, int], list[int]] = defaultdict(list)
         self.finished: dict[tuple[str, int], str] = {}
         self.failed: dict[str, AttemptFailed] = {}
@@ -292,6 +301,9 @@ class Pair:
         match event:
             case Started():
                 self.started[event.transfer_id] = event
+            case PromptLogprobs():
+                assert not any(key[0] == event.transfer_id for key in self.output), "too late"
+                self.scores[event.transfer_id].append(event)
             case TokenEvent():
                 key = (event.transfer_id, event.choice)
                 assert key not in self.finished, "a token after the last"

@@ -275,6 +275,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         try:
             session.outgoing.put_nowait(self._started(attempt, self._handoff(attempt)))
             await self._step(attempt.num_emitted)
+            self._score(session, attempt)
             first = [
                 self.language.next_event(attempt, c, (), position=attempt.num_emitted)
                 for c in attempt.choices
@@ -294,6 +295,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         live = set(attempt.choices)
         if handoff is None:
             session.outgoing.put_nowait(self._started(attempt, None))
+            self._score(session, attempt)
         else:
             first = await self.kv.pull(attempt.transfer_id)
             if first is None:
@@ -335,6 +337,11 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             self._handoff(kept), num_tokens=num_tokens, num_blocks=-(-num_tokens // BLOCK_SIZE)
         )
         return Moved(attempt.transfer_id, (choice,), handoff)
+
+    def _score(self, session: _Session, attempt: Attempt) -> None:
+        scores = self.language.prompt_logprobs(attempt)
+        if scores is not None:
+            session.outgoing.put_nowait(scores)
 
     async def _step(self, position: int) -> None:
         """Waits at the gate; or dies, if this is the position to die at."""

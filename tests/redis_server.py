@@ -133,9 +133,11 @@ def _run(command: list[str], environ: Mapping[str, str] | None = None) -> None:
 class RedisServer:
     """One running server on a free port of this machine, without persistence."""
 
-    def __init__(self, process: subprocess.Popen[str], port: int) -> None:
-        self._process = process
-        self.url = f"redis://127.0.0.1:{port}/0"
+    def __init__(self, binary: Binary, directory: Path) -> None:
+        self._binary = binary
+        self._directory = directory
+        self._process, self._port = _launch(binary, directory)
+        self.url = f"redis://127.0.0.1:{self._port}/0"
 
     def pause(self) -> None:
         """Stops it answering, as an overloaded or frozen host would; connections stay open."""
@@ -149,37 +151,48 @@ class RedisServer:
         self._process.kill()
         self._process.wait(timeout=START_TIMEOUT_S)
 
+    def revive(self) -> None:
+        """A killed server comes back at its address, empty."""
+        process = _begin(self._binary, self._directory, self._port)
+        if not _await_ready(process):
+            process.kill()
+            raise NoRedisError("redis-server did not come back")
+        self._process = process
+
 
 @contextlib.contextmanager
 def running(binary: Binary) -> Iterator[RedisServer]:
     """A server for the length of the block."""
     with tempfile.TemporaryDirectory(prefix="tandem-redis-") as directory:
-        process, port = _launch(binary, Path(directory))
+        server = RedisServer(binary, Path(directory))
         try:
-            yield RedisServer(process, port)
+            yield server
         finally:
-            process.kill()
-            process.wait(timeout=START_TIMEOUT_S)
+            server.kill()
 
 
 def _launch(binary: Binary, directory: Path) -> tuple[subprocess.Popen[str], int]:
     """Another process may take the port between our look and Redis's bind: then try the next."""
     for _ in range(5):
         port = _free_port()
-        command = [str(binary.path), "--port", str(port), "--bind", "127.0.0.1"]
-        command += ["--save", "", "--appendonly", "no", "--dir", str(directory)]
-        process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, **binary.environ},
-        )
+        process = _begin(binary, directory, port)
         if _await_ready(process):
             return process, port
         process.kill()
         process.wait(timeout=START_TIMEOUT_S)
     raise NoRedisError("redis-server did not start on five ports")
+
+
+def _begin(binary: Binary, directory: Path, port: int) -> subprocess.Popen[str]:
+    command = [str(binary.path), "--port", str(port), "--bind", "127.0.0.1"]
+    command += ["--save", "", "--appendonly", "no", "--dir", str(directory)]
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, **binary.environ},
+    )
 
 
 def _await_ready(process: subprocess.Popen[str]) -> bool:

@@ -15,7 +15,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def edited_logits(logits: Floats, row: SampleRow) -> Floats:
-    """Bias, penalties and min_tokens applied token by token, [vocab]."""
+    """Bias, penalties and what must not be sampled, token by token, [vocab]."""
     params, edited = row.params, logits.copy()
     for token_id, bias in params.logit_bias:
         edited[token_id] += bias
@@ -29,6 +29,13 @@ def edited_logits(logits: Floats, row: SampleRow) -> Floats:
         edited[token_id] = value
     if row.position < params.min_tokens:
         edited[[*row.eos_token_ids, *params.stop_token_ids]] = -np.inf
+    for *before, last in params.bad_words:
+        if history.ends_with(before):
+            edited[last] = -np.inf
+    if params.allowed_token_ids:
+        others = np.ones(len(edited), dtype=bool)
+        others[list(params.allowed_token_ids)] = False
+        edited[others] = -np.inf
     return edited
 
 

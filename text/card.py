@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from text.decoder_config import DecoderConfig
@@ -28,6 +29,8 @@ class ModelCard(DecoderConfig):
     """Text of the token, for chat templates; empty if there is none."""
     eos_token: str
     chat_template: str | None
+    generation_config: Mapping[str, float] = field(default_factory=dict)
+    """What the model's authors would have sampling be: see `GenerationDefaults`."""
     weights_digest: str
 
     @property

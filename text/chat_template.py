@@ -14,7 +14,16 @@ Message = Mapping[str, object]
 
 # Ends with a space: if that is gone after rendering, the template trims what it prints.
 _MARK = "\ue000continue here\ue000 "
-_RESERVED = {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"}
+_RESERVED = {
+    "messages",
+    "tools",
+    "documents",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template",
+    "bos_token",
+    "eos_token",
+}
 # What a template does with values it didn't expect; all of it is about what the client sent.
 _RENDER_ERRORS = (
     jinja2.TemplateError,
@@ -54,7 +63,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, object]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
-        **kwargs: object,
+        kwargs: Mapping[str, object] | None = None,
     ) -> str:
         """The prompt of a conversation; `kwargs` are further variables of the template.
 
@@ -64,6 +73,7 @@ class ChatTemplate:
         """
         if not messages:
             raise BadRequestError("messages must not be empty", param="messages")
+        kwargs = kwargs or {}
         reserved = sorted(_RESERVED & kwargs.keys())
         if reserved:
             raise BadRequestError(
@@ -80,6 +90,15 @@ class ChatTemplate:
         }
         text = self._run(variables)
         return _cut_at_mark(text) if continue_final_message else text
+
+    def with_template(self, template: str) -> ChatTemplate:
+        """Another template for the same model. Raises BadRequestError if it is malformed."""
+        other = ChatTemplate(
+            template, self._tokens["bos_token"], self._tokens["eos_token"], clock=self._clock
+        )
+        if other._template is None:
+            raise BadRequestError(other._problem, param="chat_template")
+        return other
 
     def _compile(self, template: str) -> None:
         try:

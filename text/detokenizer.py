@@ -44,6 +44,11 @@ class Detokenizer:
         """The rest, when no token follows."""
         return self._stripped(self._decoder.decode(b"", final=True))
 
+    @property
+    def in_character(self) -> bool:
+        """Whether the last token ended inside a character, which is held back."""
+        return bool(self._decoder.getstate()[0])
+
     def _stripped(self, text: str) -> str:
         if self._strip_space and text:
             self._strip_space = False

@@ -11,6 +11,7 @@ from text.decoder_config import DecoderConfig
 from text.families.family import Family
 from text.families.registry import family_of_class
 from text.fields import Fields, read_json
+from text.generation_defaults import read_generation_defaults
 from text.model_source import ModelSource
 from text.safetensors_files import SafetensorsTensor, read_safetensors_header, safetensors_files
 from text.stored_quantization import read_stored_quantization
@@ -44,6 +45,7 @@ def load_huggingface_card(source: ModelSource) -> ModelCard:
         eos_token_ids=special.eos_token_ids,
         bos_token=special.bos_token,
         eos_token=special.eos_token,
+        generation_config=read_generation_defaults(special.generation_config),
         chat_template=_chat_template(source.path, special.tokenizer_config),
         weights_digest=_digest(headers, decoder),
     )
@@ -85,6 +87,7 @@ class _SpecialTokens:
     def __init__(self, directory: Path, config: Fields) -> None:
         generation = read_json(directory / "generation_config.json") or Fields("", {})
         tokenizer = read_json(directory / "tokenizer_config.json") or Fields("", {})
+        self.generation_config = generation
         self.tokenizer_config = tokenizer
         self.bos_token = _token_text(tokenizer, "bos_token")
         self.eos_token = _token_text(tokenizer, "eos_token")

@@ -92,6 +92,10 @@ class Tokenizer:
         """A token on its own, for log-probabilities; incomplete characters become U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
+    def token_string(self, token_id: int) -> str:
+        """A token as the vocabulary spells it (`Ġthe`); empty for unknown ids."""
+        return self._backend.id_to_token(token_id) or ""
+
     def token_id(self, token: str) -> int | None:
         """Id of a token given by its string in the vocabulary (`<|im_end|>`)."""
         return self._backend.token_to_id(token)

@@ -75,6 +75,10 @@ class Fleet:
             if session.connected:
                 yield session.member, session.load
 
+    def num_cached_blocks(self, hashes: list[bytes]) -> int:
+        """Most of a prompt's blocks that one worker probably holds."""
+        return max(self._prefixes.matches(hashes).values(), default=0)
+
     def choose(self, demand: Demand, hashes: list[bytes]) -> WorkerPair | NoPair:
         """The best pair now; its workers are remembered as holders of the prompt's blocks."""
         chosen = choose_pair(self.views(), demand, self._prefixes.matches(hashes), self._policy)

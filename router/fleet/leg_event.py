@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from core.handoff import Moved, Started
-from core.request import AttemptDone, AttemptFailed, Phase, TokenEvent
+from core.request import AttemptDone, AttemptFailed, Phase, PromptLogprobs, TokenEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,16 @@ class WorkerDraining:
     transfer_id: str
 
 
-LegEvent = Started | TokenEvent | Moved | AttemptDone | AttemptFailed | WorkerLost | WorkerDraining
+LegEvent = (
+    Started
+    | TokenEvent
+    | PromptLogprobs
+    | Moved
+    | AttemptDone
+    | AttemptFailed
+    | WorkerLost
+    | WorkerDraining
+)
 
 
 @dataclass(frozen=True, slots=True)

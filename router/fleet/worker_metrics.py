@@ -17,14 +17,54 @@ from prometheus_client.utils import floatToGoString
 
 from core import metric_names as names
 from core.histogram import Histogram
-from core.load import LoadReport
+from core.load import LoadReport, StepTotals
 from state.store import Member
 
 Loads: TypeAlias = Callable[[], Iterable[tuple[Member, LoadReport]]]
 _Labelled: TypeAlias = list[tuple[tuple[str, str], LoadReport]]
+_OfSteps: TypeAlias = Callable[[StepTotals], float]
 _LABELS = ("worker", "role")
 _LABELS_STATE = (*_LABELS, "state")
 _LABELS_REASON = (*_LABELS, "reason")
+_STEP_TOTALS: tuple[tuple[str, str, _OfSteps], ...] = (
+    (names.WORKER_STEPS_SECONDS_TOTAL, "Time in steps", lambda s: s.step_s),
+    (
+        names.WORKER_OPERATIONS_TOTAL,
+        "Operations that steps had to compute, estimated from the model's shape",
+        lambda s: s.operations,
+    ),
+    (
+        names.WORKER_READ_BYTES_TOTAL,
+        "Bytes of weights and KV that steps had to read, estimated",
+        lambda s: s.read_bytes,
+    ),
+)
+_STEP_SHARES: tuple[tuple[str, str, _OfSteps, _OfSteps], ...] = (
+    (
+        names.WORKER_PEAK_OPERATIONS,
+        "What the worker multiplies at best, in operations a second",
+        lambda s: s.peak_operations_per_s,
+        lambda s: s.peak_operations_per_s,
+    ),
+    (
+        names.WORKER_PEAK_READ_BYTES,
+        "What the worker reads at best, in bytes a second",
+        lambda s: s.peak_read_bytes_per_s,
+        lambda s: s.peak_read_bytes_per_s,
+    ),
+    (
+        names.WORKER_MFU,
+        "Share of the peak operations while steps ran, of late",
+        lambda s: s.mfu,
+        lambda s: s.peak_operations_per_s,
+    ),
+    (
+        names.WORKER_MBU,
+        "Share of the peak bandwidth while steps ran, of late",
+        lambda s: s.mbu,
+        lambda s: s.peak_read_bytes_per_s,
+    ),
+)
 
 
 class WorkerCollector(Collector):
@@ -66,6 +106,7 @@ class WorkerCollector(Collector):
             loads,
             lambda r: r.num_preemptions,
         )
+        yield from _steps(loads)
         yield from _transfers(loads)
         yield _histogram(
             names.CANCEL_TO_FREE_SECONDS,
@@ -73,6 +114,22 @@ class WorkerCollector(Collector):
             loads,
             lambda r: r.cancel_to_free_s,
         )
+
+
+def _steps(loads: _Labelled) -> Iterator[Metric]:
+    """Of workers that know a peak; peaks and shares where they know that peak."""
+    metered = [(labels, load.steps) for labels, load in loads if load.steps is not None]
+    for name, text, value in _STEP_TOTALS:
+        counter = CounterMetricFamily(name, text, labels=_LABELS)
+        for labels, steps in metered:
+            counter.add_metric(labels, value(steps))
+        yield counter
+    for name, text, value, peak in _STEP_SHARES:
+        gauge = GaugeMetricFamily(name, text, labels=_LABELS)
+        for labels, steps in metered:
+            if peak(steps):
+                gauge.add_metric(labels, value(steps))
+        yield gauge
 
 
 def _transfers(loads: _Labelled) -> Iterator[Metric]:

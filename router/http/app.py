@@ -1,4 +1,4 @@
-"""The HTTP API: OpenAI's chat, completions and models, and the operator's endpoints."""
+"""The HTTP API: OpenAI's chat, completions, responses and models, and the operator's endpoints."""
 
 from __future__ import annotations
 
@@ -6,21 +6,31 @@ import time
 from dataclasses import dataclass
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse
-from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.middleware.cors import CORSMiddleware
 
-from router.admission import shutting_down
 from router.door import Door
 from router.generation import Generation
 from router.http.body import read_body
+from router.http.calls import CallMiddleware
 from router.http.chat import ChatAnswer
 from router.http.completions import CompletionAnswer
-from router.http.errors import error_response, install_error_handlers
+from router.http.documentation import add_documentation
+from router.http.errors import error_event, install_error_handlers
+from router.http.operations import add_models, add_operations
+from router.http.origin import OriginMiddleware
+from router.http.refused import add_refused
 from router.http.reply import PlainReply, StreamReply
+from router.http.request_ids import HEADER, RequestIds
+from router.http.responses import ResponsesAnswer
+from router.http.responses_schema import ResponsesBody
 from router.http.schema import ChatBody, CompletionBody
-from router.identifiers import echoed_request_id
-from router.life.failures import no_pair_error
-from router.limits import check_model
+from router.http.tokenization import add_tokenization
+from router.identifiers import client_request_id
+from router.observe.debug import add_debug
+from router.tenants.gatekeeper import Gatekeeper
+
+PREFLIGHT_S = 600
+"""How long browsers may remember what a preflight said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +40,40 @@ class HttpSettings:
     max_body_bytes: int
     created: int
     """Unix time in seconds that models are listed with."""
+    cors_origins: tuple[str, ...] = ()
+    """Whose web pages may call from a browser; `*` for all."""
+    shows_requests: bool = False
+    """Whether `/debug/requests` is here."""
 
 
-def create_app(door: Door, settings: HttpSettings) -> FastAPI:
+def create_app(door: Door, settings: HttpSettings, gatekeeper: Gatekeeper) -> FastAPI:
     """The application; it owns nothing and can be served by any ASGI server."""
-    app = FastAPI(title="Tandem", docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(
+        title="Tandem", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
+    )
+    # The last that is added is the first that a request passes
+    app.add_middleware(CallMiddleware, gatekeeper=gatekeeper)
+    app.add_middleware(OriginMiddleware)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=[HEADER, "retry-after"],
+            max_age=PREFLIGHT_S,
+        )
+    app.add_middleware(RequestIds)
     install_error_handlers(app)
     _add_completions(app, door, settings)
-    _add_models(app, door, settings)
-    _add_operations(app, door)
+    _add_responses(app, door, settings)
+    add_tokenization(app, door, max_body_bytes=settings.max_body_bytes)
+    add_models(app, door, created=settings.created)
+    add_operations(app, door)
+    if settings.shows_requests:
+        add_debug(app, door.observer)
+    add_refused(app, door)
+    add_documentation(app, model=door.settings.model)
     return app
 
 
@@ -47,66 +82,49 @@ def _add_completions(app: FastAPI, door: Door, settings: HttpSettings) -> None:
     async def chat_completions(request: Request) -> Response:
         received = door.clock.now()
         body = await read_body(request, ChatBody, max_body_bytes=settings.max_body_bytes)
-        generation = Generation(door, body.specs()[0], received)
+        client_id = _client_id(request)
+        generation = Generation(door, body.specs()[0], received, client_id=client_id)
         answer = ChatAnswer(body, generation, door.texts.tokenizer, int(time.time()))
-        return _reply(answer, body.streams, request, generation)
+        return _reply(answer, body.streams, client_id, generation)
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
         received = door.clock.now()
         body = await read_body(request, CompletionBody, max_body_bytes=settings.max_body_bytes)
-        generations = [Generation(door, spec, received) for spec in body.specs()]
+        client_id, generations = _client_id(request), list[Generation]()
+        for spec in body.specs():
+            first = generations[0] if generations else None
+            generations.append(Generation(door, spec, received, client_id=client_id, part_of=first))
         answer = CompletionAnswer(body, generations, door.texts.tokenizer, int(time.time()))
-        return _reply(answer, body.streams, request, generations[0])
+        return _reply(answer, body.streams, client_id, generations[0])
+
+
+def _add_responses(app: FastAPI, door: Door, settings: HttpSettings) -> None:
+    @app.post("/v1/responses")
+    async def responses(request: Request) -> Response:
+        received = door.clock.now()
+        body = await read_body(request, ResponsesBody, max_body_bytes=settings.max_body_bytes)
+        conversation, client_id = body.conversation_of(), _client_id(request)
+        spec = body.spec(conversation)
+        generation = Generation(door, spec, received, client_id=client_id)
+        answer = ResponsesAnswer(
+            body, conversation, generation, door.texts.tokenizer, int(time.time())
+        )
+        return _reply(answer, body.streams, client_id, generation)
+
+
+def _client_id(request: Request) -> str:
+    return client_request_id(request.headers.get(HEADER))
 
 
 def _reply(
-    answer: ChatAnswer | CompletionAnswer, stream: bool, request: Request, generation: Generation
+    answer: ChatAnswer | CompletionAnswer | ResponsesAnswer,
+    stream: bool,
+    client_id: str,
+    generation: Generation,
 ) -> Response:
-    client_id = request.headers.get("x-request-id")
-    headers = {"x-request-id": echoed_request_id(client_id, generation.request_id)}
+    headers = {HEADER: client_id or generation.request_id}
     if stream:
-        return StreamReply(answer.frames(), headers)
+        on_error = answer.failed if isinstance(answer, ResponsesAnswer) else error_event
+        return StreamReply(answer.frames(), headers, on_error=on_error)
     return PlainReply(answer.whole, headers)
-
-
-def _add_models(app: FastAPI, door: Door, settings: HttpSettings) -> None:
-    def model() -> dict[str, object]:
-        return {
-            "id": door.settings.model,
-            "object": "model",
-            "created": settings.created,
-            "owned_by": "tandem",
-            "max_model_len": door.settings.max_model_len,
-        }
-
-    @app.get("/v1/models")
-    async def models() -> Response:
-        return JSONResponse({"object": "list", "data": [model()]})
-
-    @app.get("/v1/models/{name:path}")
-    async def one_model(name: str) -> Response:
-        check_model(name, door.settings.model)
-        return JSONResponse(model())
-
-
-def _add_operations(app: FastAPI, door: Door) -> None:
-    """`/health` and `/live`: this process answers. `/ready`: a request would be served."""
-
-    @app.get("/health")
-    @app.get("/live")
-    async def live() -> Response:
-        return JSONResponse({"status": "ok"})
-
-    @app.get("/ready")
-    async def ready() -> Response:
-        if door.admission.draining:
-            return error_response(shutting_down())
-        no_pair = door.fleet.readiness()
-        if no_pair is None:
-            return JSONResponse({"status": "ready"})
-        return error_response(no_pair_error(no_pair))
-
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        return Response(door.metrics.render(), media_type=CONTENT_TYPE_LATEST)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fastapi import Request
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from core.errors import BadRequestError, DeadlineError
-from router.http.schema import NEUTRAL, ChatBody, CompletionBody
+from router.http.schema import NEUTRAL
 
-B = TypeVar("B", ChatBody, CompletionBody)
+B = TypeVar("B", bound=BaseModel)
 
 
 class BodyTooLargeError(BadRequestError):
@@ -22,11 +23,19 @@ class BodyTooLargeError(BadRequestError):
     http_status = 413
 
 
+class UnsupportedMediaTypeError(BadRequestError):
+    """The body says that it is something else than JSON."""
+
+    code = "unsupported_content_type"
+    http_status = 415
+
+
 BODY_TIMEOUT_S = 30.0
 """For a client to send its body: enough for the largest one on a slow line."""
 
 SHAPES = {
     "content": "a string or a list of text parts",
+    "input": "a string or a list of items",
     "prompt": "a string, a list of strings, token ids, or lists of token ids",
     "stop": "a string or a list of strings",
 }
@@ -47,7 +56,7 @@ async def read_body(request: Request, kind: type[B], *, max_body_bytes: int) -> 
     try:
         return kind.model_validate_json(data)
     except ValidationError as error:
-        raise _explained(error) from None
+        raise _explained(error, data) from None
     except RecursionError:
         raise BadRequestError("the body is nested too deeply") from None
 
@@ -72,9 +81,8 @@ def _check_media_type(content_type: str) -> None:
     """
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type not in ("", "application/json"):
-        raise BadRequestError(
-            f"the content type is {media_type[:64]!r}, but must be application/json",
-            code="unsupported_content_type",
+        raise UnsupportedMediaTypeError(
+            f"the content type is {media_type[:64]!r}, but must be application/json"
         )
 
 
@@ -82,7 +90,7 @@ def _too_large(max_body_bytes: int) -> BodyTooLargeError:
     return BodyTooLargeError(f"the body is larger than {max_body_bytes} bytes")
 
 
-def _explained(error: ValidationError) -> BadRequestError:
+def _explained(error: ValidationError, data: bytes) -> BadRequestError:
     """The first fault, in a sentence that names its field."""
     fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
     kind, location = fault["type"], fault["loc"]
@@ -90,7 +98,7 @@ def _explained(error: ValidationError) -> BadRequestError:
         return BadRequestError(f"the body is not valid JSON: {fault['msg']}", code="invalid_json")
     if not location:
         return BadRequestError(f"the body must be a JSON object: {fault['msg']}")
-    param = _field(location)
+    param = field_of(location, json.loads(data))
     if kind == "extra_forbidden":
         known = len(location) == 1 and str(location[0]) in NEUTRAL
         what = "is not supported" if known else "is not a known field"
@@ -105,7 +113,26 @@ def _explained(error: ValidationError) -> BadRequestError:
     return BadRequestError(what, param=param, code="invalid_type")
 
 
-def _field(location: Sequence[int | str]) -> str:
-    """`messages.0.content`; without the alternatives of a union, which no client knows."""
-    depth = 3 if location[0] == "messages" else 2 if location[0] == "stream_options" else 1
-    return ".".join(str(part)[:64] for part in location[:depth])
+DEPTHS = {"messages": 3, "stream_options": 2, "input": 3, "text": 3, "tools": 3, "reasoning": 2}
+"""How much of a place within these fields a client is told; of others, the field alone."""
+
+
+def field_of(location: Sequence[int | str], value: Any) -> str:
+    """`messages.0.content`; without the alternatives of a union, which no client knows.
+
+    They are the parts of the location that don't lie on the way through the body itself.
+    """
+    path = []
+    for place, part in enumerate(location):
+        if _holds(value, part):
+            value = value[part]
+        elif place and not (place == len(location) - 1 and isinstance(value, dict)):
+            continue
+        path.append(str(part)[:64])
+    return ".".join(path[: DEPTHS.get(path[0], 1)])
+
+
+def _holds(value: object, part: int | str) -> bool:
+    if isinstance(part, int):
+        return isinstance(value, list) and part < len(value)
+    return isinstance(value, dict) and part in value

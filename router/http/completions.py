@@ -10,8 +10,13 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from router.generation import Generation
-from router.http.format import DONE, ChoiceFrames, extension_of, frame, usage_of
-from router.http.logprobs import CompletionLogprobs, joined_completion_logprobs
+from router.http.format import DONE, ChoiceFrames, RunningUsage, extension_of, frame, usage_of
+from router.http.logprobs import (
+    CompletionLogprobs,
+    TokenNames,
+    joined_completion_logprobs,
+    prompt_logprobs_json,
+)
 from router.http.schema import CompletionBody
 from router.life.choice import Delta
 from router.life.merged import merged
@@ -31,6 +36,9 @@ class CompletionAnswer:
         self._body = body
         self._generations = generations
         self._tokenizer = tokenizer
+        self._names = TokenNames(tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
+        self._usage = RunningUsage(generations) if body.continuous_usage else None
+        self._with_ids = bool(body.return_token_ids)
         self._logprobs: dict[int, CompletionLogprobs] = {}
         self._head: dict[str, object] = {
             "id": f"cmpl-{generations[0].request_id}",
@@ -46,9 +54,9 @@ class CompletionAnswer:
         async with aclosing(merged(self._generations)) as deltas:
             async for prompt, delta in deltas:
                 index = self._index(prompt, delta)
-                text = delta.text if index in begun else self._echo(prompt) + delta.text
-                if text or delta.logprobs or delta.finish_reason or index not in begun:
-                    yield self._choice_frame(index, text, delta)
+                first = index not in begun
+                if event := self._choice_frame(index, prompt, delta, first=first):
+                    yield event
                 begun.add(index)
         if self._body.include_usage or self._body.include_timings:
             yield self._final_frame()
@@ -61,10 +69,13 @@ class CompletionAnswer:
             async for prompt, delta in deltas:
                 index = self._index(prompt, delta)
                 if index not in choices:
-                    choices[index] = _WholeChoice([self._echo(prompt)])
+                    generation = self._generations[prompt]
+                    others = self._prompt_fields(generation)
+                    choices[index] = _WholeChoice([generation.echo_text], others)
+                    choices[index].logprobs.append(self._echoed_logprobs(index, generation))
                 choices[index].add(delta, self._logprobs_of(index, delta))
         answer = self._head | {
-            "choices": [choices[index].to_json(index) for index in sorted(choices)],
+            "choices": [choices[index].to_json(index, self._with_ids) for index in sorted(choices)],
             "usage": usage_of(self._generations),
         }
         if self._body.include_timings:
@@ -74,29 +85,59 @@ class CompletionAnswer:
     def _index(self, prompt: int, delta: Delta) -> int:
         return prompt * self._generations[prompt].spec.n + delta.choice
 
-    def _echo(self, prompt: int) -> str:
-        """The prompt's own text, if it is to come first."""
-        if not self._body.echo:
-            return ""
-        generation = self._generations[prompt]
-        given = generation.spec.prompt
-        if isinstance(given, str):
-            return given
-        return self._tokenizer.decode(generation.prompt_token_ids)
+    def _prompt_fields(self, generation: Generation) -> dict[str, object]:
+        """What of its prompt a choice tells, as in vLLM."""
+        fields: dict[str, object] = {}
+        if self._with_ids:
+            fields["prompt_token_ids"] = list(generation.prompt_token_ids)
+        logprobs = generation.prompt_logprobs
+        if self._body.prompt_logprobs is not None and logprobs is not None:
+            fields["prompt_logprobs"] = prompt_logprobs_json(
+                self._names, generation.prompt_token_ids, logprobs, self._body.prompt_logprobs
+            )
+        return fields
+
+    def _echoed_logprobs(self, index: int, generation: Generation) -> dict[str, object] | None:
+        """Of the prompt's tokens, where it is part of the choice's text."""
+        logprobs = generation.prompt_logprobs
+        if not self._body.echo or self._body.logprobs is None or logprobs is None:
+            return None
+        place = self._place(index)
+        return place.of_prompt(generation.prompt_token_ids, logprobs, self._body.logprobs)
 
     def _logprobs_of(self, index: int, delta: Delta) -> dict[str, object] | None:
-        if index not in self._logprobs:
-            self._logprobs[index] = CompletionLogprobs(self._tokenizer)
-        return self._logprobs[index].of(delta)
+        has_place = bool(delta.logprobs) or delta.unspelled
+        return self._place(index).of(delta) if has_place else None
 
-    def _choice_frame(self, index: int, text: str, delta: Delta) -> bytes:
-        choice = {
+    def _place(self, index: int) -> CompletionLogprobs:
+        if index not in self._logprobs:
+            skips = self._body.skip_special_tokens is not False
+            self._logprobs[index] = CompletionLogprobs(
+                self._tokenizer, self._names, skip_special_tokens=skips
+            )
+        return self._logprobs[index]
+
+    def _choice_frame(self, index: int, prompt: int, delta: Delta, *, first: bool) -> bytes:
+        """Empty where the client would learn nothing: text that is held back."""
+        usage = self._usage.add(len(delta.token_ids)) if self._usage else None
+        if not (first or delta.text or delta.logprobs or delta.finish_reason or self._with_ids):
+            return b""
+        choice: dict[str, object] = {
             "index": index,
-            "text": text,
-            "logprobs": self._logprobs_of(index, delta),
+            "text": delta.text,
+            "logprobs": self._logprobs_of(index, delta) if not first else None,
             "finish_reason": delta.finish_reason,
         }
-        return self._choice_frames.frame(choice)
+        if self._with_ids:
+            choice["token_ids"] = list(delta.token_ids)
+        if first:
+            generation = self._generations[prompt]
+            echoed = self._echoed_logprobs(index, generation)
+            parts = (echoed, self._logprobs_of(index, delta))
+            choice |= self._prompt_fields(generation)
+            choice["text"] = generation.echo_text + delta.text
+            choice["logprobs"] = joined_completion_logprobs(parts)
+        return self._choice_frames.frame(choice, usage=usage)
 
     def _final_frame(self) -> bytes:
         event = self._head | {"choices": [], "usage": usage_of(self._generations)}
@@ -110,18 +151,23 @@ class _WholeChoice:
     """One choice while its answer is collected."""
 
     text: list[str]
+    others: dict[str, object]
+    token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[str, object] | None] = field(default_factory=list)
     finish_reason: str | None = None
 
     def add(self, delta: Delta, logprobs: dict[str, object] | None) -> None:
         self.text.append(delta.text)
+        self.token_ids += delta.token_ids
         self.logprobs.append(logprobs)
         self.finish_reason = delta.finish_reason
 
-    def to_json(self, index: int) -> dict[str, object]:
+    def to_json(self, index: int, with_ids: bool) -> dict[str, object]:
         return {
             "index": index,
             "text": "".join(self.text),
             "logprobs": joined_completion_logprobs(self.logprobs),
             "finish_reason": self.finish_reason,
+            **({"token_ids": self.token_ids} if with_ids else {}),
+            **self.others,
         }

@@ -9,37 +9,50 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match
 
-from core.errors import BadRequestError, TandemError, UnavailableError
+from core.errors import AuthenticationError, QuotaError, TandemError
+from router.faults import fault_of
+from router.http.request_ids import HEADER
 from router.identifiers import echoed_request_id, new_request_id
 
 log = logging.getLogger(__name__)
 
 TYPES = {
+    403: "permission_error",
     408: "timeout_error",
     429: "rate_limit_error",
     499: "cancelled_error",
     503: "service_unavailable_error",
 }
+CODES = {404: "unknown_url", 405: "method_not_allowed"}
+"""Of what the routes refuse themselves."""
 
 
 def error_body(error: TandemError) -> dict[str, object]:
     """`{"error": {message, type, param, code}}`."""
-    param = error.param if isinstance(error, BadRequestError) else None
-    return _body(error.message, error.http_status, param, error.code)
+    fault = fault_of(error)
+    return _body(fault.message, fault.status, fault.param, fault.code)
 
 
 def error_response(error: TandemError, headers: dict[str, str] | None = None) -> Response:
     """The answer to a request that failed before anything was sent."""
-    headers = dict(headers or {})
-    if isinstance(error, UnavailableError):
-        headers["retry-after"] = str(max(1, round(error.retry_after_s)))
-    return JSONResponse(error_body(error), status_code=error.http_status, headers=headers)
+    fault, headers = fault_of(error), dict(headers or {})
+    if fault.retry_after_s is not None:
+        headers["retry-after"] = str(fault.retry_after_s)
+    if isinstance(error, AuthenticationError):
+        headers["www-authenticate"] = "Bearer"
+    return JSONResponse(error_body(error), status_code=fault.status, headers=headers)
 
 
 def error_event(error: TandemError) -> bytes:
-    """The last event of a stream that failed midway."""
+    """The last event of a stream that failed midway. No `[DONE]` follows: the answer isn't."""
     return b"data: " + json.dumps(error_body(error)).encode() + b"\n\n"
+
+
+def hidden_bug() -> TandemError:
+    """What clients learn of a fault of ours; the log has the rest."""
+    return TandemError("internal error")
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -52,14 +65,33 @@ def install_error_handlers(app: FastAPI) -> None:
 
 async def _on_tandem_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, TandemError)
-    client_id = request.headers.get("x-request-id")
-    return error_response(error, {"x-request-id": echoed_request_id(client_id, new_request_id())})
+    return error_response(error)
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    body = _body(f"{error.detail}: {request.method} {request.url.path}", error.status_code, None)
-    return JSONResponse(body, status_code=error.status_code, headers=error.headers)
+    status = error.status_code
+    headers = {name.lower(): value for name, value in (error.headers or {}).items()}
+    if status == 405:
+        headers["allow"] = ", ".join([*_methods(request), "OPTIONS"])
+        if request.method == "OPTIONS":
+            return Response(status_code=204, headers=headers)
+    body = _body(
+        f"{error.detail}: {request.method} {request.url.path[:256]}",
+        status,
+        None,
+        CODES.get(status, "invalid_request"),
+    )
+    return JSONResponse(body, status_code=status, headers=headers)
+
+
+def _methods(request: Request) -> list[str]:
+    """What the path may be asked with."""
+    methods: set[str] = set()
+    for route in request.app.routes:
+        if route.matches(request.scope)[0] is not Match.NONE:
+            methods |= getattr(route, "methods", None) or set()
+    return sorted(methods)
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:
@@ -69,12 +101,12 @@ async def _on_disconnect(request: Request, error: Exception) -> Response:
 
 async def _on_bug(request: Request, error: Exception) -> Response:
     """The server logs the traceback after this; the client learns no details."""
-    return JSONResponse(_body("internal error", 500, None, TandemError.code), status_code=500)
+    own = echoed_request_id(request.headers.get(HEADER), new_request_id())
+    return error_response(hidden_bug(), {HEADER: own})
 
 
-def _body(
-    message: str, status: int, param: str | None, code: str | None = None
-) -> dict[str, object]:
+def _body(message: str, status: int, param: str | None, code: str) -> dict[str, object]:
     fallback = "invalid_request_error" if status < 500 else "server_error"
-    kind = TYPES.get(status, fallback)
+    # OpenAI's clients tell the two kinds of 429 apart by this.
+    kind = QuotaError.code if code == QuotaError.code else TYPES.get(status, fallback)
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}

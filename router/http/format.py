@@ -22,12 +22,43 @@ class ChoiceFrames:
     """The events of one stream that differ in their choice: all else is encoded once."""
 
     def __init__(self, head: Mapping[str, object], *, include_usage: bool) -> None:
-        """Every event holds `head`; `usage` is null in those before the last."""
+        """Every event holds `head`; `usage` is null in those before the last, unless given."""
         self._before = f'data: {_to_json(head)[:-1]},"choices":['
-        self._after = '],"usage":null}\n\n' if include_usage else "]}\n\n"
+        self._usage = '"usage":null' if include_usage else ""
+        self._after = f"],{self._usage}}}\n\n" if include_usage else "]}\n\n"
 
-    def frame(self, choice: Mapping[str, object]) -> bytes:
-        return (self._before + _to_json(choice) + self._after).encode()
+    def frame(
+        self,
+        choice: Mapping[str, object],
+        *,
+        usage: Mapping[str, object] | None = None,
+        others: Mapping[str, object] | None = None,
+    ) -> bytes:
+        """`others` are fields of this event alone."""
+        if usage is None and not others:
+            return (self._before + _to_json(choice) + self._after).encode()
+        fields = [_to_json(others)[1:-1]] if others else []
+        fields += [f'"usage":{_to_json(usage)}' if usage else self._usage]
+        after = ",".join(field for field in ("]", *fields) if field)
+        return (self._before + _to_json(choice) + after + "}\n\n").encode()
+
+
+class RunningUsage:
+    """Tokens of a stream's answer so far, for who wants them in every event."""
+
+    def __init__(self, generations: Sequence[Generation]) -> None:
+        self._generations = generations
+        self._num_tokens = 0
+
+    def add(self, num_tokens: int) -> dict[str, object]:
+        """The usage with these."""
+        self._num_tokens += num_tokens
+        prompt = sum(generation.usage.prompt_tokens for generation in self._generations)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": self._num_tokens,
+            "total_tokens": prompt + self._num_tokens,
+        }
 
 
 def usage_of(generations: Sequence[Generation]) -> dict[str, object]:

@@ -21,7 +21,7 @@ from fastapi.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from core.errors import TandemError
-from router.http.errors import error_event, error_response
+from router.http.errors import error_event, error_response, hidden_bug
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +37,10 @@ class StreamReply(Response):
         frames: AsyncGenerator[bytes, None],
         headers: Mapping[str, str],
         *,
+        on_error: Callable[[TandemError], bytes] = error_event,
         send_timeout_s: float = SEND_TIMEOUT_S,
     ) -> None:
+        """`on_error` is the last event of an answer that fails after its first."""
         super().__init__(
             headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers},
             media_type="text/event-stream",
@@ -46,6 +48,7 @@ class StreamReply(Response):
         # The length is not known; without this header the server sends chunks.
         del self.headers["content-length"]
         self._frames = frames
+        self._on_error = on_error
         self._send_timeout_s = send_timeout_s
         self._error_headers = dict(headers)
 
@@ -72,7 +75,14 @@ class StreamReply(Response):
             async for frame in frames:
                 await send({"type": "http.response.body", "body": frame, "more_body": True})
         except TandemError as error:
-            last = error_event(error)
+            last = self._on_error(error)
+        except Exception:
+            # The status has long been sent, so nobody above us could tell the client any more.
+            await self._end(send, self._on_error(hidden_bug()))
+            raise
+        await self._end(send, last)
+
+    async def _end(self, send: Send, last: bytes) -> None:
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
 

@@ -6,6 +6,7 @@ only with a value that asks for nothing (`"tools": null`). Ranges are checked by
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -14,31 +15,54 @@ from core.errors import BadRequestError
 from router.http.strict import Strict
 from router.http.structure_fields import StructureFields
 from router.http.tool_fields import ToolCall, ToolChoice, ToolFields, tooling_of
-from router.request_spec import MAX_MESSAGES, ChatPrompt, RequestSpec, chat_message
+from router.request_spec import (
+    MAX_MESSAGES,
+    ChatPrompt,
+    RequestSpec,
+    beam_spec,
+    chat_message,
+    exclusive_endings,
+)
+from router.tools.tooling import Tooling
 
 MAX_PROMPTS = 128
 """Prompts of one completion request."""
 
+DEFAULT_COMPLETION_TOKENS = 16
+"""As OpenAI's and vLLM's, for completions that don't say; null is no limit."""
+
 NEUTRAL: dict[str, tuple[object, ...]] = {
     "audio": (None,),
-    "best_of": (None, 1),
+    "documents": (None, []),
     "function_call": (None, "none"),
     "functions": (None, []),
+    "kv_transfer_params": (None,),
+    "logits_processors": (None, []),
     "metadata": (None, {}),
+    "mm_processor_kwargs": (None, {}),
     "modalities": (None, ["text"]),
     "prediction": (None,),
+    "prompt_cache_retention": (None, "in-memory", "in_memory"),
+    "prompt_embeds": (None,),
     "reasoning_effort": (None,),
     "service_tier": (None, "auto", "default"),
+    "spaces_between_special_tokens": (None, True, False),
     "store": (None, False),
     "suffix": (None, ""),
     "verbosity": (None,),
+    "vllm_xargs": (None, {}),
     "web_search_options": (None,),
 }
-"""Fields of OpenAI's API that are not supported, with the values that change nothing."""
+"""Fields of OpenAI's and vLLM's APIs that are not supported, with the values that change nothing.
+
+Tokens are spelt as they are, so that `spaces_between_special_tokens` has nothing to change.
+"""
 
 
 class StreamOptions(Strict):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: Literal[False] | None = None
 
 
 class _Body(StructureFields):
@@ -55,14 +79,29 @@ class _Body(StructureFields):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    prompt_logprobs: int | None = None
     seed: int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    add_special_tokens: bool | None = None
+    echo: bool | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
     priority: int | None = None
     cache_salt: str | None = None
     include_timings: bool | None = None
@@ -90,6 +129,12 @@ class _Body(StructureFields):
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
+    @property
+    def continuous_usage(self) -> bool:
+        """As in vLLM, only beside the usage at the end."""
+        options = self.stream_options
+        return self.include_usage and bool(options and options.continuous_usage_stats)
+
     def _common(self) -> dict[str, Any]:
         """Fields of a `RequestSpec` that mean the same in both APIs."""
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -104,14 +149,23 @@ class _Body(StructureFields):
             "frequency_penalty": self.frequency_penalty,
             "repetition_penalty": self.repetition_penalty,
             "logit_bias": None if self.logit_bias is None else _token_keys(self.logit_bias),
+            "bad_words": tuple(self.bad_words or ()),
+            "allowed_token_ids": _tuple_or_none(self.allowed_token_ids),
+            "prompt_logprobs": self.prompt_logprobs,
             "seed": self.seed,
+            "beams": beam_spec(self.use_beam_search, self.length_penalty, self.early_stopping),
             "min_tokens": self.min_tokens,
             "ignore_eos": self.ignore_eos,
             "stop": stop,
             "stop_token_ids": tuple(self.stop_token_ids or ()),
+            "include_stop_str_in_output": self.include_stop_str_in_output,
+            "skip_special_tokens": self.skip_special_tokens,
+            "truncate_prompt_tokens": self.truncate_prompt_tokens,
+            "add_special_tokens": self.add_special_tokens,
+            "echo": self.echo,
             "priority": self.priority,
             "cache_salt": self.cache_salt,
-            "tenant": self.user,
+            "tenant": self.safety_identifier if self.user is None else self.user,
             "output_format": self.output_format(),
         }
         return {"model": self.model} | {k: v for k, v in given.items() if v is not None}
@@ -155,6 +209,28 @@ class ChatMessage(Strict):
         )
 
 
+def chat_prompt(
+    messages: Sequence[ChatMessage],
+    *,
+    add_generation_prompt: bool | None,
+    continue_final_message: bool | None,
+    template: str | None,
+    template_kwargs: Mapping[str, object] | None,
+    tooling: Tooling | None,
+) -> ChatPrompt:
+    """None: the default of each. Raises BadRequestError."""
+    if continue_final_message and add_generation_prompt:
+        raise exclusive_endings()
+    return ChatPrompt(
+        messages=tuple(message.to_template(i) for i, message in enumerate(messages)),
+        tools=() if tooling is None else tooling.for_template(),
+        add_generation_prompt=add_generation_prompt is not False,
+        continue_final_message=bool(continue_final_message),
+        template=template,
+        template_kwargs=template_kwargs or {},
+    )
+
+
 class ChatBody(_Body):
     """POST /v1/chat/completions."""
 
@@ -162,6 +238,10 @@ class ChatBody(_Body):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     tools: list[ToolFields] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -169,12 +249,8 @@ class ChatBody(_Body):
     def specs(self) -> list[RequestSpec]:
         """The request, as a list of one. Raises BadRequestError."""
         tooling = tooling_of(self.tools, self.tool_choice, self.parallel_tool_calls)
-        prompt = ChatPrompt(
-            tuple(message.to_template(i) for i, message in enumerate(self.messages)),
-            () if tooling is None else tooling.for_template(),
-        )
         spec = RequestSpec(
-            prompt=prompt,
+            prompt=self._prompt(tooling),
             prompt_param="messages",
             max_tokens=self._max_tokens(),
             logprobs=self._logprobs(),
@@ -183,6 +259,16 @@ class ChatBody(_Body):
             **self._common(),
         )
         return [spec]
+
+    def _prompt(self, tooling: Tooling | None) -> ChatPrompt:
+        return chat_prompt(
+            self.messages,
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+            template=self.chat_template,
+            template_kwargs=self.chat_template_kwargs,
+            tooling=tooling,
+        )
 
     def _max_tokens(self) -> int | None:
         newer, older = self.max_completion_tokens, self.max_tokens
@@ -195,7 +281,7 @@ class ChatBody(_Body):
 
     def _logprobs(self) -> int | None:
         if not self.logprobs:
-            if self.top_logprobs is not None:
+            if self.top_logprobs:
                 raise BadRequestError(
                     "top_logprobs needs logprobs to be true", param="top_logprobs"
                 )
@@ -208,19 +294,36 @@ class CompletionBody(_Body):
 
     prompt: str | list[str] | list[int] | list[list[int]]
     logprobs: int | None = None
-    echo: bool | None = None
+    best_of: int | None = None
 
     def specs(self) -> list[RequestSpec]:
         """One request for each prompt. Raises BadRequestError."""
-        if self.echo and self.logprobs is not None:
-            raise BadRequestError(
-                "echo together with logprobs is not supported: prompts have none", param="logprobs"
-            )
+        self._check_best_of()
         common = self._common()
+        if self.echo and self.logprobs is not None:
+            # The prompt's tokens stand among the choice's own
+            common["prompt_logprobs"] = max(self.logprobs, self.prompt_logprobs or 0)
         return [
-            RequestSpec(prompt=prompt, max_tokens=self.max_tokens, logprobs=self.logprobs, **common)
+            RequestSpec(
+                prompt=prompt,
+                max_tokens=self.max_tokens,
+                default_max_tokens=self._default_max_tokens(),
+                logprobs=self.logprobs,
+                best_of=self.best_of,
+                **common,
+            )
             for prompt in self._prompts()
         ]
+
+    def _default_max_tokens(self) -> int | None:
+        return None if "max_tokens" in self.model_fields_set else DEFAULT_COMPLETION_TOKENS
+
+    def _check_best_of(self) -> None:
+        if self.streams and self.best_of is not None and self.best_of > (self.n or 1):
+            raise BadRequestError(
+                "best_of above n cannot be streamed: what is best is known at the end",
+                param="best_of",
+            )
 
     def _prompts(self) -> list[str | tuple[int, ...]]:
         prompt = self.prompt
@@ -249,3 +352,7 @@ def _token_keys(logit_bias: dict[str, float]) -> dict[int, float]:
                 f"logit_bias has the key '{key[:32]}', which is no token id", param="logit_bias"
             )
     return {int(key): value for key, value in logit_bias.items()}
+
+
+def _tuple_or_none(values: list[int] | None) -> tuple[int, ...] | None:
+    return None if values is None else tuple(values)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from core.request import SamplingParams
+from core.trace_context import TraceContext, attempt_span_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,3 +24,11 @@ class AdmittedRequest:
     tenant: str
     grammar: str = ""
     """What every choice follows, as `text.structure` writes it."""
+    trace: TraceContext | None = None
+    """The request's own span, if it is part of a trace."""
+
+    def trace_context_of(self, transfer_id: str) -> str:
+        """For workers: the span that theirs go below."""
+        if self.trace is None:
+            return ""
+        return self.trace.below(attempt_span_id(transfer_id)).encode()

@@ -21,6 +21,7 @@ from router.fleet.assignments import Assignment
 from router.fleet.leg_event import Sink
 from router.fleet.sessions import WorkerSession
 from router.fleet.worker_pair import WorkerPair
+from router.life.attempt_timeline import AttemptTimeline
 from router.life.choice import Choice, ChoiceState
 
 
@@ -67,6 +68,20 @@ class AttemptRun:
         """D drains and was not asked yet to let go."""
         sent = self._legs[Phase.DECODE] is LegState.SENT
         return self._decode_drains and sent and not self._asked_to_move
+
+    def timeline(self, number: int, now: float) -> AttemptTimeline:
+        """What is to be told of it, which is the request's `number`th."""
+        prefill, decode = self.pair.prefill, self.pair.decode
+        return AttemptTimeline(
+            number=number,
+            transfer_id=self.attempt.transfer_id,
+            choices=self.attempt.choices,
+            num_tokens=len(self.attempt.token_ids),
+            prefill_worker=prefill.member.worker_id if prefill else "",
+            decode_worker=decode.member.worker_id if decode else "",
+            sent=now,
+            follows_kv=self.follows_kv,
+        )
 
     def begin(self, sink: Sink, *, block_size: int) -> None:
         """Reserves both workers and sends the first leg."""

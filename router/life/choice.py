@@ -10,6 +10,7 @@ A choice whose KV moves to another decode worker stays in DECODE. Only `move` ch
 from __future__ import annotations
 
 import enum
+from collections.abc import Container
 from dataclasses import dataclass
 
 from core.request import FinishReason, TokenEvent, TokenLogprobs
@@ -47,14 +48,25 @@ class Delta:
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One for each of `token_ids` if the client asked for them, else empty."""
     finish_reason: FinishReason | None = None
+    spans: tuple[tuple[int, int], ...] = ()
+    """Where in the choice's text each token begins and ends. A token that ends inside a character
+    ends after it; text that a stop string cuts off, or may cut off, counts."""
+    unspelled: bool = False
+    """The text stands in place of tokens that the client doesn't get."""
 
 
 class Choice:
     """Accepts tokens in order of position, each once; turns them into text; finds stop strings."""
 
     def __init__(
-        self, index: int, detokenizer: Detokenizer, stop_matcher: StopMatcher, min_tokens: int
+        self,
+        index: int,
+        detokenizer: Detokenizer,
+        stop_matcher: StopMatcher,
+        min_tokens: int,
+        unsaid: Container[int] = (),
     ) -> None:
+        """`unsaid` are tokens that are no text where they end the choice."""
         self.index = index
         self.state = ChoiceState.QUEUED
         self.token_ids: list[int] = []
@@ -63,10 +75,14 @@ class Choice:
         """Attempts that failed; one that its worker let go of did not."""
         self.finished_by_worker = False
         """The worker ended it by itself, so that there is nothing to cancel there."""
+        self.finish_reason: FinishReason | None = None
         self._detokenizer = detokenizer
         self._stop_matcher = stop_matcher
         self._min_tokens = min_tokens
+        self._unsaid = unsaid
         self._ahead: dict[int, TokenEvent] = {}
+        self._num_spelled = 0
+        """Characters of all tokens so far."""
 
     @property
     def ended(self) -> bool:
@@ -117,21 +133,28 @@ class Choice:
         if self.state is ChoiceState.PREFILL:
             self.move(ChoiceState.DECODE)
         self.token_ids.append(event.token_id)
+        begin = self._num_spelled
         text, stopped = self._text_of(event)
+        span = begin, self._num_spelled + self._detokenizer.in_character
         reason = FinishReason.STOP if stopped else event.finish_reason
         self.finished_by_worker = event.finish_reason is not None
         if reason is not None:
+            self.finish_reason = reason
             self._ahead.clear()
             self.move(ChoiceState.FINISHED)
         logprobs = () if event.logprobs is None else (event.logprobs,)
-        return Delta(self.index, text, (event.token_id,), logprobs, reason)
+        return Delta(self.index, text, (event.token_id,), logprobs, reason, (span,))
 
     def _text_of(self, event: TokenEvent) -> tuple[str, bool]:
         """New text, and whether a stop string ended it; at the end also what was held back."""
-        text = self._detokenizer.push([event.token_id])
         last = event.finish_reason is not None
         if last:
+            unsaid = event.finish_reason is FinishReason.STOP and event.token_id in self._unsaid
+            text = self._detokenizer.push([] if unsaid else [event.token_id])
             text += self._detokenizer.flush()
+        else:
+            text = self._detokenizer.push([event.token_id])
+        self._num_spelled += len(text)
         # As in vLLM, the first `min_tokens` tokens cannot stop a choice.
         if len(self.token_ids) <= self._min_tokens:
             return text, False
@@ -151,4 +174,5 @@ def joined(deltas: list[Delta]) -> Delta | None:
         token_ids=tuple(t for d in deltas for t in d.token_ids),
         logprobs=tuple(p for d in deltas for p in d.logprobs),
         finish_reason=deltas[-1].finish_reason,
+        spans=tuple(s for d in deltas for s in d.spans),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from core.errors import (
     BadRequestError,
     CancelledRequestError,
@@ -13,11 +15,27 @@ from core.errors import (
     UnavailableError,
     WorkerLostError,
 )
-from core.request import AttemptFailed
+from core.request import AttemptFailed, Phase
 from router.fleet.leg_event import WorkerLost
 from router.fleet.policy import NoPair
+from router.life.admitted_request import AdmittedRequest
+
+log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1.0
+
+
+def log_failure(request: AdmittedRequest, leg: Phase, error: TandemError, *, worker: str) -> None:
+    """A line for every attempt that fails; that a worker drains is no failure."""
+    log.log(
+        logging.INFO if is_draining(error) else logging.WARNING,
+        "%s of request %s failed on %s: %s",
+        leg,
+        request.request_id,
+        worker,
+        error.message,
+        extra={"request_id": request.request_id, "worker": worker},
+    )
 
 
 def error_of(event: AttemptFailed | WorkerLost) -> TandemError:

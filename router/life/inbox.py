@@ -35,6 +35,8 @@ class Inbox(Generic[T]):
         items, self._items = self._items, []
         return items
 
-    def close(self) -> None:
-        """No `take` follows. Idempotent."""
+    def close(self) -> list[T]:
+        """What nobody took. No `take` follows. Idempotent."""
         self._filled.close()
+        items, self._items = self._items, []
+        return items

@@ -36,6 +36,12 @@ class Placement:
         # Kept, since a request that waits for a worker asks again with every load report.
         self._prompt_hashes = block_hashes(self._root, request.token_ids, block_size)
 
+    @property
+    def num_tokens_to_compute(self) -> int:
+        """Prompt tokens that no worker is thought to have cached; at least one."""
+        num_cached = self._fleet.num_cached_blocks(self._prompt_hashes) * self._block_size
+        return max(1, len(self._request.token_ids) - num_cached)
+
     def exclude(self, session: WorkerSession) -> None:
         """This incarnation failed the request: others, if there are any, are the better bet."""
         self._excluded.add(session.member.epoch)
@@ -109,4 +115,5 @@ class Placement:
             cache_salt=request.cache_salt,
             tenant=request.tenant,
             grammar=request.grammar,
+            trace_context=request.trace_context_of(transfer_id),
         )

@@ -16,20 +16,33 @@ those that have not yet share one. What a client has seen is never computed agai
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from core.clock import Clock
 from core.errors import DeadlineError, TandemError, TransferError
 from core.handoff import Moved, Started
-from core.request import AttemptDone, AttemptFailed, Phase, TokenEvent
+from core.request import (
+    AttemptDone,
+    AttemptFailed,
+    Phase,
+    PromptLogprobs,
+    TokenEvent,
+    TokenLogprobs,
+)
 from router.fleet.fleet import Fleet
 from router.fleet.leg_event import FromLeg, WorkerDraining, WorkerLost
 from router.fleet.policy import NoPair
 from router.life.admitted_request import AdmittedRequest
 from router.life.attempt_run import AttemptRun
 from router.life.choice import Choice, ChoiceState, Delta, joined
-from router.life.failures import broken_promise_error, error_of, is_draining, no_pair_error
+from router.life.failures import (
+    broken_promise_error,
+    error_of,
+    is_draining,
+    log_failure,
+    no_pair_error,
+)
 from router.life.inbox import Inbox
 from router.life.moves import Moves
 from router.life.placement import Placement
@@ -63,6 +76,8 @@ class RequestLife:
         self.num_attempts = 0
         self.num_cached_tokens: int | None = None
         """Hits of the first attempt that started; later ones would find what that one left."""
+        self.prompt_logprobs: dict[int, TokenLogprobs] = {}
+        """By index in the prompt; complete with the first token, if they were asked for."""
         self.prefill_worker = ""
         self.decode_worker = ""
         self._placement = Placement(request, fleet, clock, block_size=settings.block_size)
@@ -76,8 +91,18 @@ class RequestLife:
         self._error: TandemError | None = None
 
     @property
+    def num_tokens_to_compute(self) -> int:
+        """Prompt tokens that no worker is thought to have cached; at least one."""
+        return self._placement.num_tokens_to_compute
+
+    @property
     def num_output_tokens(self) -> int:
         return sum(len(choice.token_ids) for choice in self.choices)
+
+    @property
+    def move_outcomes(self) -> Mapping[str, int]:
+        """How many choices were let go of, by what came of them."""
+        return {outcome.value: count for outcome, count in self.moves.outcomes.items()}
 
     @property
     def num_retries(self) -> int:
@@ -105,6 +130,18 @@ class RequestLife:
         self._error = error
         self._inbox.wake()
 
+    def end_choice(self, index: int) -> None:
+        """The house lets this choice go no further: its work is cancelled, others go on."""
+        choice = self.choices[index]
+        if choice.ended:
+            return
+        choice.cancel()
+        for run in [run for run in self._runs.values() if choice in run.choices]:
+            if run.unfinished:
+                run.cancel_choice(choice)
+            else:
+                self._end(run)
+
     # ---- queue: an attempt for every choice that has none
 
     def _begin_queued(self) -> None:
@@ -128,6 +165,7 @@ class RequestLife:
     def _add(self, run: AttemptRun) -> AttemptRun:
         self._runs[run.attempt.transfer_id] = run
         self.num_attempts += 1
+        self.timeline.attempt_began(run.timeline(self.num_attempts, self._clock.now()))
         self._note_workers(run)
         return run
 
@@ -173,6 +211,8 @@ class RequestLife:
         gained: dict[int, list[Delta]] = {}
         for message in messages:
             run = self._runs.get(message.transfer_id)
+            if run is None and isinstance(message.event, AttemptDone):
+                self.timeline.leg_done(message.phase, message.event)
             if run is None or self._error is not None:
                 continue
             delta = self._handle(run, message)
@@ -186,11 +226,15 @@ class RequestLife:
                 self._started(run, started)
             case TokenEvent() as token:
                 return self._token(run, message.phase, token)
+            case PromptLogprobs() as scored:
+                for index, logprobs in enumerate(scored.logprobs, scored.start):
+                    self.prompt_logprobs.setdefault(index, logprobs)
             case Moved() as moved:
                 self._moved(run, moved)
             case WorkerDraining():
                 run.drains(message.phase)
-            case AttemptDone():
+            case AttemptDone() as done:
+                self.timeline.leg_done(message.phase, done)
                 run.leg_over(message.phase)
                 self._check_promises(run)
             case (AttemptFailed() | WorkerLost()) as failed:
@@ -198,7 +242,10 @@ class RequestLife:
         return None
 
     def _started(self, run: AttemptRun, started: Started) -> None:
-        self.timeline.prefill_started(self._clock.now())
+        now = self._clock.now()
+        self.timeline.prefill_started(now)
+        attempt = self.timeline.attempts[started.transfer_id]
+        attempt.started, attempt.num_cached_tokens = now, started.num_cached_tokens
         if self.num_cached_tokens is None:
             cached = min(started.num_cached_tokens, len(self.request.token_ids))
             self.num_cached_tokens = cached
@@ -209,6 +256,7 @@ class RequestLife:
         if choice is None:
             return None
         if run.progressed(phase):
+            self.timeline.attempts[event.transfer_id].decoding = self._clock.now()
             self.moves.progressed(run)
         delta = choice.accept(event)
         if delta is None:
@@ -250,6 +298,7 @@ class RequestLife:
         if session is None:
             return False
         run.redirect(session, self._inbox.put, block_size=self._settings.block_size)
+        self.timeline.attempts[run.attempt.transfer_id].decode_worker = session.member.worker_id
         self._note_workers(run)
         return True
 
@@ -259,9 +308,7 @@ class RequestLife:
         phase = run.broken_promise()
         if phase is None:
             return
-        session = run.pair.session(phase)
-        worker_id = session.member.worker_id if session else "unknown"
-        self._fail(run, phase, broken_promise_error(worker_id))
+        self._fail(run, phase, broken_promise_error(_worker_id(run, phase)))
 
     def _leg_failed(self, run: AttemptRun, phase: Phase, error: TandemError) -> None:
         """A lost P matters only until its first tokens are here: then D will say if it does."""
@@ -274,6 +321,8 @@ class RequestLife:
 
     def _fail(self, run: AttemptRun, phase: Phase, error: TandemError) -> None:
         """Ends the attempt; its unfinished choices queue again, or the request is over."""
+        self.timeline.attempts[run.attempt.transfer_id].failed(phase, error)
+        log_failure(self.request, phase, error, worker=_worker_id(run, phase))
         self._end(run)
         blamed = [phase]
         if isinstance(error, TransferError):
@@ -293,14 +342,22 @@ class RequestLife:
             self._error = error
 
     def _end(self, run: AttemptRun) -> None:
+        self.timeline.attempt_ended(run.attempt.transfer_id, self._clock.now())
         run.close()
         self._runs.pop(run.attempt.transfer_id, None)
 
     def _close(self) -> None:
         """No awaits in here: it also runs when the client's task is being cancelled."""
         self._placement.unwatch(self._inbox.wake)
-        self._inbox.close()
+        for message in self._inbox.close():
+            if isinstance(message.event, AttemptDone):
+                self.timeline.leg_done(message.phase, message.event)
         for run in list(self._runs.values()):
             self._end(run)
         for choice in self.choices:
             choice.cancel()
+
+
+def _worker_id(run: AttemptRun, phase: Phase) -> str:
+    session = run.pair.session(phase)
+    return "unknown" if session is None else session.member.worker_id

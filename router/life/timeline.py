@@ -1,4 +1,5 @@
-"""When what happened to one request, as its client could see it.
+"""When what happened to one request, as its client could see it; all that is told of it comes from
+here: metrics, timings in answers, spans, log lines and /debug/requests.
 
     received    .    tokenised                 started     first token    second ... finished
     |  queue a  | tokenise  |  queue b: a worker  |  prefill  |  handoff gap  |
@@ -10,7 +11,10 @@ and the first decode step lie after it, in the gap.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from core.request import AttemptDone, Phase
+from router.life.attempt_timeline import AttemptTimeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,8 @@ class RequestTimeline:
     first_token: float | None = None
     second_token: float | None = None
     finished: float | None = None
+    attempts: dict[str, AttemptTimeline] = field(default_factory=dict)
+    """By transfer id, in order."""
 
     def token(self, position: int, now: float) -> None:
         """Notes a token that is about to leave for the client."""
@@ -53,6 +59,19 @@ class RequestTimeline:
         """Ignored after the first token: a retry starts again, the client has long been served."""
         if self.first_token is None:
             self.started = now
+
+    def attempt_began(self, attempt: AttemptTimeline) -> None:
+        self.attempts[attempt.transfer_id] = attempt
+
+    def attempt_ended(self, transfer_id: str, now: float) -> None:
+        attempt = self.attempts[transfer_id]
+        attempt.ended = now if attempt.ended is None else attempt.ended
+
+    def leg_done(self, phase: Phase, done: AttemptDone) -> None:
+        """A leg ended well; that may come after the attempt's last token."""
+        attempt = self.attempts.get(done.transfer_id)
+        if attempt is not None:
+            attempt.legs[phase] = done.timings
 
     def timings(self) -> RequestTimings:
         tokenize_s = _between(self.tokenize_began, self.tokenized)

@@ -15,11 +15,12 @@ from bench.cli import app
 from bench.handoff import HandoffReport
 from bench.report import ServeReport, read_json, write_json
 from bench.runner import LoopTimer
-from bench.step import PARTS, DecodeCase, PrefillCase, Roofline, StepReport
+from bench.step import PARTS, DecodeCase, PrefillCase, StepReport
 from bench.suite import SuitePlan, SuiteReport, compare_layouts, compare_strategies
 from bench.suite_command import show as show_suite
 from core.clock import MonotonicClock
 from core.errors import ConfigError
+from core.roofline import Roofline
 
 METRICS = 'tandem_kv_unfilled_slots{w="a"} 24\ntandem_worker_running_sequences{w="a"} 2\n'
 

@@ -14,20 +14,21 @@ from tandem_kernels.cpu.linear import CpuLinear, LinearPacker
 from typer.testing import CliRunner
 
 from bench.cli import app
-from bench.peaks import Peaks, best_of
 from bench.report import read_json
-from bench.step import PARTS, Roofline, StepReport
-from bench.step_costs import kv_bytes, product_kind, prompt_operations, step_weight_bytes
+from bench.step import PARTS, StepReport
 from core.clock import MonotonicClock
 from core.config import ModelConfig
 from core.errors import ConfigError
 from core.kv_spec import KVGroup, KVSpec
+from core.roofline import Roofline
+from engine.peaks import Peaks, best_of
 from model.loader import load_model
 from model.quantization.recipe import resolve_recipe
 from model.tensor_parallel import TensorParallel
 from text.card import ModelCard
 from text.model_card import load_card
 from text.model_source import ModelSource
+from text.step_costs import kv_bytes, product_kind, prompt_operations, step_weight_bytes
 
 
 @pytest.fixture(scope="module")
@@ -88,9 +89,9 @@ def test_a_batch_that_is_no_number_is_refused(directory: Path) -> None:
 def test_torch_tells_the_limits_where_there_are_no_kernels(
     monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr("bench.peaks.cpu_library", lambda: None)
-    monkeypatch.setattr("bench.peaks._READ_BYTES", 1 << 20)
-    monkeypatch.setattr("bench.peaks._SIZE", 64)
+    monkeypatch.setattr("engine.peaks.cpu_library", lambda: None)
+    monkeypatch.setattr("engine.peaks._READ_BYTES", 1 << 20)
+    monkeypatch.setattr("engine.peaks._SIZE", 64)
     limits = Peaks(torch.device("cpu"), kind, MonotonicClock()).measure()
     assert limits.read_bytes_per_s > 0 and limits.matmul_ops_per_s > 0
     assert limits.matmul_type == kind

@@ -24,6 +24,8 @@ VERBS = (
     "status",
     "logs",
     "kv",
+    "keys",
+    "usage",
     "certificates",
     "drain",
     "probe",
@@ -39,6 +41,9 @@ INNER_VERBS = (
     "model info",
     "kernels build",
     "kv audit",
+    "keys create",
+    "keys list",
+    "keys revoke",
     "certificates create",
     "eval perplexity",
 )

@@ -13,8 +13,8 @@ import typer
 import yaml
 
 from cli.main import build_app
-from cluster.worker_health import LIVENESS, READINESS
 from core.config import load_config
+from protos.health import LIVENESS, READINESS
 
 DEPLOY = fakes_process.ROOT / "deploy"
 Tree: TypeAlias = dict[str, "Tree"] | list["Tree"] | str | int | bool | None

@@ -119,7 +119,7 @@ FAULTS = {
 }
 
 
-def check_error(response: httpx.Response, status: int, code: str | None) -> Json:
+def check_error(response: httpx.Response, status: int, code: str) -> Json:
     """OpenAI's shape, and nothing but it."""
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/json"
@@ -160,8 +160,8 @@ BROKEN = {
     "no UTF-8": (b'{"prompt": "\xff"}', SAYS_JSON, 400, "invalid_json"),
     "half a surrogate pair": (b'{"prompt": "\\ud800"}', SAYS_JSON, 400, "invalid_json"),
     "a deep nest": (b"[" * 100_000, SAYS_JSON, 400, "invalid_json"),
-    "a form": (b"prompt=Hi", "application/x-www-form-urlencoded", 400, "unsupported_content_type"),
-    "plain text": (b'{"prompt": "Hi"}', "text/plain", 400, "unsupported_content_type"),
+    "a form": (b"prompt=Hi", "application/x-www-form-urlencoded", 415, "unsupported_content_type"),
+    "plain text": (b'{"prompt": "Hi"}', "text/plain", 415, "unsupported_content_type"),
     "too much": (b" " * (MAX_BODY_BYTES + 1), SAYS_JSON, 413, "body_too_large"),
 }
 
@@ -204,11 +204,12 @@ def test_a_content_type_with_a_charset_or_none_at_all_is_fine(house: CaseHouse) 
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status"), [("GET", CHAT, 405), ("POST", "/v1/nothing", 404)]
+    ("method", "path", "status", "code"),
+    [("GET", CHAT, 405, "method_not_allowed"), ("POST", "/v1/nothing", 404, "unknown_url")],
 )
 def test_what_isn_t_there_is_told_in_the_same_shape(
-    house: CaseHouse, method: str, path: str, status: int
+    house: CaseHouse, method: str, path: str, status: int, code: str
 ) -> None:
     """Case 24. Paths and methods as well as bodies."""
     response = house.run(house.router.http.request(method, path))
-    check_error(response, status, None)
+    check_error(response, status, code)

@@ -49,10 +49,10 @@ def test_without_a_pair_the_answer_is_503(
     with case_house(config, prefill=prefill, decode=decode) as house:
         request = post(house.router, some_tokens(20), max_tokens=5, stream=stream)
         response = house.run(request)
-        check_failed(response, 503, "service_unavailable")
+        check_failed(response, 503, "no_worker")
         assert int(response.headers["retry-after"]) >= 1
         ready = house.run(house.router.http.get("/ready"))
-        check_failed(ready, 503, "service_unavailable")
+        check_failed(ready, 503, "no_worker")
 
 
 @STREAM
@@ -101,7 +101,7 @@ def test_a_prefill_worker_lost_before_the_first_token_is_503(model: Path, stream
         worker = house.p
         await worker.steps.until_held()
         stopping = asyncio.create_task(house.stop(worker))
-        check_failed(await asking, 503, "service_unavailable")
+        check_failed(await asking, 503, "no_worker")
         worker.steps.release()
         await stopping
 

@@ -132,7 +132,7 @@ def test_blocks_are_reclaimed_by_the_deadline_and_the_request_fails_once(
             await peer.decode_pool_is_whole()
             response = await asking
             assert response.status_code == 503
-            assert response.json()["error"]["code"] == "service_unavailable"
+            assert response.json()["error"]["code"] == "no_worker"
             assert response.text.count("error") == 2, "one error, and its type"
             assert await timeouts() == before + 1
         await peer.decode_pool_is_whole()

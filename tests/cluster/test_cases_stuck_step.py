@@ -13,8 +13,8 @@ from fakes_loop_thread import DEADLINE_S
 from fakes_observed_worker import ObservedWorker
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from cluster.worker_health import LIVENESS, READINESS
 from core.request import Phase
+from protos.health import LIVENESS, READINESS
 
 PROMPT = some_tokens(70, seed=3)
 SERVING, NOT_SERVING = (

@@ -20,12 +20,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from cli.drain import named, outcome, retire
 from cli.kv import audit_text, books_of
 from cli.workers import WorkerAt
-from cluster.worker_health import LIVENESS, READINESS
 from core import metric_names as names
 from core.errors import ConfigError
 from core.request import Phase
 from engine.role import Cancel, Submit
 from engine.step_loop import _Call
+from protos.health import LIVENESS, READINESS
 
 PROMPT = some_tokens(100)
 STUCK_AFTER_S = 0.2

@@ -24,7 +24,7 @@ from fakes_real_house import (
 from fakes_solo import Solo
 
 from core.request import SamplingParams
-from router.http.logprobs import token_name
+from router.http.logprobs import TokenNames
 from text.tokenizer import Tokenizer
 
 SAMPLING = SamplingParams(max_tokens=4, temperature=0.0, logprobs=0, ignore_eos=True)
@@ -51,7 +51,8 @@ def pair() -> Iterator[PairHouse]:
 @pytest.fixture(scope="module")
 def id_of_name(tokenizer: Tokenizer) -> dict[str, int]:
     """HTTP names tokens; every name belongs to one token only."""
-    ids = {token_name(tokenizer, i): i for i in range(tokenizer.vocab_size)}
+    names = TokenNames(tokenizer, as_ids=False)
+    ids = {names.name(i): i for i in range(tokenizer.vocab_size)}
     assert len(ids) == tokenizer.vocab_size
     return ids
 

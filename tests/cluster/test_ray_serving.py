@@ -28,7 +28,7 @@ from core.config import load_config
 from core.errors import TandemError
 maker, *overrides = sys.argv[1:]
 config = load_config(environ={}, overrides=["router.http_port=0", *overrides])
-configure_logging(config.logging)
+configure_logging(config)
 makers = Makers(getattr(fakes_cluster, maker), fakes_cluster.make_router)
 async def use(run):
     print("serving", run.http_address, flush=True)

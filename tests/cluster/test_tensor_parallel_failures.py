@@ -17,10 +17,10 @@ from fakes_real_house import settings
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cluster.child_ranks import ChildRanks
-from cluster.worker_health import LIVENESS, READINESS
 from core.errors import ConfigError, WorkerLostError
 from core.request import Phase, SamplingParams
 from engine.role import Submit
+from protos.health import LIVENESS, READINESS
 from state.memory import MemoryStore
 
 ASK = Ask("it", (1, 2, 3), SamplingParams(max_tokens=400, ignore_eos=True))

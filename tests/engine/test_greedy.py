@@ -10,7 +10,7 @@ import pytest
 
 from core.request import SamplingParams
 from engine.greedy import only_largest
-from engine.sample_row import SampleRow, has_penalties
+from engine.sample_row import SampleRow
 from engine.token_history import TokenHistory
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
@@ -18,7 +18,7 @@ GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
 
 def row(logits_row: int, changes: Mapping[str, Any] | None = None) -> SampleRow:
     params = dataclasses.replace(GREEDY, **(changes or {}))
-    history = TokenHistory((1, 2)) if has_penalties(params) else None
+    history = TokenHistory((1, 2)) if params.has_penalties else None
     return SampleRow(params, 0, 3, history, logits_row, (0,))
 
 

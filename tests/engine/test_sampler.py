@@ -206,8 +206,52 @@ def test_forbidden_tokens_are_never_drawn(make_sampler: MakeSampler) -> None:
         assert tokens_drawn(make_sampler, logits, params) == {1, 3}
 
 
+def test_no_token_completes_a_bad_word(make_sampler: MakeSampler) -> None:
+    params = replace(GREEDY, bad_words=((1,), (4, 5, 3)))
+    logits = [0.0, 9.0, 1.0, 5.0, 2.0, 2.5]
+    assert token_of(make_sampler, logits, row_of(params)) == 3, "a beginning is no word"
+    assert token_of(make_sampler, logits, row_of(params, output=(5,))) == 3
+    assert token_of(make_sampler, logits, row_of(params, prompt=(4,), output=(5,))) == 3
+    assert token_of(make_sampler, logits, row_of(params, output=(0, 4, 5))) == 5
+    assert token_of(make_sampler, logits, row_of(params, output=(4, 5, 0))) == 3
+
+
+def test_words_of_single_tokens_need_no_history(make_sampler: MakeSampler) -> None:
+    params = replace(GREEDY, bad_words=((1,), (3,)))
+    assert not params.needs_history and params.changes_logits
+    row = row_of(params)._replace(history=None)
+    assert token_of(make_sampler, [0.0, 9.0, 1.0, 5.0], row) == 2
+
+
+def test_only_allowed_tokens_are_drawn(make_sampler: MakeSampler) -> None:
+    params = SamplingParams(max_tokens=8, temperature=50.0, allowed_token_ids=(0, 4, 77))
+    assert tokens_drawn(make_sampler, [0.0, 9.0, 1.0, 5.0, 2.0], params) == {0, 4}
+    biased = replace(params, temperature=0.0, logit_bias=((1, 100.0), (4, 1.0)))
+    assert token_of(make_sampler, [0.0, 9.0, 1.0, 5.0, 2.0], row_of(biased)) == 4
+
+
+def test_what_is_forbidden_is_not_allowed_either(make_sampler: MakeSampler) -> None:
+    params = replace(GREEDY, allowed_token_ids=(0, 1, 2), bad_words=((1,), (5, 0)), min_tokens=4)
+    logits = [3.0, 9.0, 4.0, 5.0]
+    assert token_of(make_sampler, logits, row_of(params)) == 0, "2 ends the output"
+    assert token_of(make_sampler, logits, row_of(params, position=4)) == 2
+    allowed = replace(params, allowed_token_ids=(0, 1, 3))
+    assert token_of(make_sampler, logits, row_of(allowed, output=(5,))) == 3
+
+
+def test_log_probabilities_know_nothing_of_what_is_forbidden(make_sampler: MakeSampler) -> None:
+    logits = [1.0, 3.0, 2.0, 0.0]
+    params = replace(GREEDY, logprobs=2, allowed_token_ids=(3,), bad_words=((1,),))
+    (sampled,) = make_sampler(4).sample(torch.tensor([logits]), [row_of(params)])
+    expected = log_probabilities(np.array(logits))
+    assert sampled.token_id == 3 and sampled.logprobs is not None
+    assert sampled.logprobs.logprob == pytest.approx(expected[3], abs=1e-6)
+    assert [token_id for token_id, _ in sampled.logprobs.top] == [1, 2]
+
+
 def random_row(rng: random.Random, logits_row: int) -> SampleRow:
     """Anything a client may ask for, in any combination."""
+    output = rng.choices(range(VOCAB), k=rng.randrange(40))
     params = SamplingParams(
         max_tokens=64,
         temperature=rng.choice([0.0, 0.3, 1.0, 2.5]),
@@ -222,6 +266,8 @@ def random_row(rng: random.Random, logits_row: int) -> SampleRow:
         seed=rng.getrandbits(64),
         min_tokens=rng.choice([0, 0, 10]),
         stop_token_ids=rng.choice([(), (11, 12)]),
+        bad_words=rng.choice([(), ((5,), (7, 8)), random_words(rng, output)]),
+        allowed_token_ids=rng.choice([(), (), tuple(range(0, VOCAB, 3))]),
     )
     return SampleRow(
         params,
@@ -229,11 +275,17 @@ def random_row(rng: random.Random, logits_row: int) -> SampleRow:
         position=rng.randrange(20),
         history=TokenHistory(
             rng.choices(range(VOCAB), k=rng.randrange(40)),
-            rng.choices(range(VOCAB), k=rng.randrange(40)),
+            output,
         ),
         logits_row=logits_row,
         eos_token_ids=(2,),
     )
+
+
+def random_words(rng: random.Random, output: list[int]) -> tuple[tuple[int, ...], ...]:
+    """Words of which the output has all but the last token."""
+    begun = tuple(output[-rng.randrange(1, 4) :])
+    return tuple((*begun, last) for last in rng.sample(range(VOCAB), k=VOCAB // 2))
 
 
 @pytest.mark.parametrize("flatness", ["peaked", "flat", "tied"])

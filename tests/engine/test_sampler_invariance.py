@@ -41,6 +41,8 @@ def mixed_rows(num_rows: int) -> list[SampleRow]:
         replace(PLAIN, top_k=3000, top_p=0.95),
         replace(PLAIN, min_p=0.05),
         replace(PLAIN, temperature=0.7, repetition_penalty=1.2, frequency_penalty=0.3),
+        replace(PLAIN, bad_words=tuple((t,) for t in range(0, VOCAB, 90))),
+        replace(PLAIN, temperature=0.0, allowed_token_ids=tuple(range(0, VOCAB, 7))),
     ]
     rows = []
     for index in range(num_rows):

@@ -8,7 +8,9 @@ from collections import Counter
 from typing import Any
 
 import httpx
+import pytest
 from fakes_house import MODEL, House, Texts, house
+from fakes_pull import DEADLINE_S
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -60,6 +62,23 @@ FIELDS = {
     "priority": st.integers(),
     "cache_salt": st.text(),
     "echo": st.booleans(),
+    "best_of": st.integers(-1, 4),
+    "bad_words": st.lists(st.text(max_size=5), max_size=3),
+    "allowed_token_ids": token_ids,
+    "prompt_logprobs": st.integers(-1, 21),
+    "include_stop_str_in_output": st.booleans(),
+    "skip_special_tokens": st.booleans(),
+    "truncate_prompt_tokens": st.integers(-2, 5),
+    "add_special_tokens": st.booleans(),
+    "add_generation_prompt": st.booleans(),
+    "continue_final_message": st.booleans(),
+    "chat_template": st.text(max_size=8) | st.sampled_from(["{{ messages }}", "{% if"]),
+    "chat_template_kwargs": st.dictionaries(st.text(max_size=8), anything, max_size=2),
+    "return_token_ids": st.booleans(),
+    "return_tokens_as_token_ids": st.booleans(),
+    "use_beam_search": st.booleans(),
+    "length_penalty": numbers,
+    "early_stopping": st.booleans(),
     "include_timings": st.booleans(),
     "tools": anything,
     "response_format": anything,
@@ -78,23 +97,93 @@ def bodies(prompt: dict[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[dict[
     return st.one_of(base, mixed)
 
 
+def response_bodies() -> st.SearchStrategy[dict[str, Any]]:
+    """The same for /v1/responses: fields that both have, items, and what only it has."""
+    parts = st.lists(
+        st.fixed_dictionaries(
+            {"type": st.sampled_from(["input_text", "output_text", "input_image"])},
+            optional={"text": st.text(max_size=5)},
+        ),
+        max_size=2,
+    )
+    item = st.fixed_dictionaries(
+        {},
+        optional={
+            "type": st.sampled_from(
+                ["message", "function_call", "function_call_output", "reasoning", "other"]
+            ),
+            "role": st.sampled_from(["user", "assistant", "developer", "tool"]),
+            "content": st.text(max_size=9) | parts | anything,
+            "call_id": st.text(max_size=3),
+            "name": st.text(max_size=3),
+            "arguments": st.text(max_size=3),
+            "output": st.text(max_size=3) | parts,
+            "summary": st.lists(anything, max_size=1),
+        },
+    )
+    own = st.dictionaries(
+        st.sampled_from(
+            ["tools", "tool_choice", "text", "reasoning", "include", "store", "metadata"]
+            + ["previous_response_id", "instructions", "top_logprobs", "temperature", "stop"]
+        ),
+        anything,
+        max_size=2,
+    )
+    given = st.text(max_size=20) | st.lists(item, max_size=3) | anything
+    base = st.fixed_dictionaries(
+        {"model": st.just(MODEL), "input": given, "max_output_tokens": st.integers(1, 4)},
+        optional={"stream": st.booleans()},
+    )
+    return st.tuples(base, own).map(lambda parts: parts[0] | parts[1])
+
+
 prompts = st.one_of(
     st.text(), st.lists(st.text(), max_size=3), token_ids, st.lists(token_ids, max_size=3)
 )
 requests = st.one_of(
     st.tuples(st.just("/v1/completions"), bodies({"prompt": prompts})),
     st.tuples(st.just("/v1/chat/completions"), bodies({"messages": messages})),
+    st.tuples(st.just("/v1/responses"), response_bodies()),
+    st.tuples(
+        st.just("/tokenize"),
+        st.one_of(
+            st.fixed_dictionaries({"prompt": st.text() | anything}),
+            st.fixed_dictionaries(
+                {"messages": messages},
+                optional={
+                    "add_generation_prompt": st.booleans() | anything,
+                    "continue_final_message": st.booleans(),
+                    "chat_template_kwargs": anything,
+                    "tools": anything,
+                },
+            ),
+        ),
+    ),
+    st.tuples(
+        st.just("/detokenize"), st.fixed_dictionaries({"tokens": token_ids | st.lists(anything)})
+    ),
 )
 
 
 def test_no_body_is_answered_with_a_server_error(texts: Texts) -> None:
+    ask_at_random(texts, num_bodies=250)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_no_body_of_twenty_thousand_is_answered_with_a_server_error(texts: Texts) -> None:
+    ask_at_random(texts, num_bodies=20_000)
+
+
+def ask_at_random(texts: Texts, *, num_bodies: int) -> None:
+    """Nothing is left behind: no request in the house, no attempt on a worker, no task."""
     with asyncio.Runner() as runner:
         made = house(texts, decode=1)
         h = runner.run(made.__aenter__())
 
         statuses: Counter[int] = Counter()
 
-        @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+        @settings(max_examples=num_bodies, deadline=None, suppress_health_check=list(HealthCheck))
         @given(requests)
         def check(request: tuple[str, dict[str, Any]]) -> None:
             path, body = request
@@ -102,7 +191,7 @@ def test_no_body_is_answered_with_a_server_error(texts: Texts) -> None:
             statuses[response.status_code] += 1
             described_well(response, body)
 
-        @settings(max_examples=50, deadline=None)
+        @settings(max_examples=num_bodies // 5, deadline=None)
         @given(st.binary(max_size=200))
         def check_bytes(content: bytes) -> None:
             response = runner.run(post(h, "/v1/completions", content))
@@ -110,11 +199,19 @@ def test_no_body_is_answered_with_a_server_error(texts: Texts) -> None:
             described_well(response, {})
 
         try:
+            num_tasks = runner.run(tasks_at_rest())
             check()
             check_bytes()
+            assert runner.run(h.router.door.drained(DEADLINE_S))
+            runner.run(h.d.until(lambda w: not w.num_open))
+            assert runner.run(tasks_at_rest()) <= num_tasks
             assert statuses[200] > 5 and statuses[400] > 5, "both kinds were tried"
         finally:
             runner.run(made.__aexit__(None, None, None))
+
+
+async def tasks_at_rest() -> int:
+    return len(asyncio.all_tasks())
 
 
 async def post(h: House, path: str, content: str | bytes) -> httpx.Response:

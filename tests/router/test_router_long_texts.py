@@ -49,7 +49,7 @@ def test_a_text_beyond_any_encoding_is_refused(texts: Texts) -> None:
         asyncio.run(encode("a" * (longest + 1)))
     assert caught.value.param == "prompt"
     with pytest.raises(ContextLengthError) as caught:
-        asyncio.run(encode(ChatPrompt(({"role": "user", "content": "a" * longest},))))
+        asyncio.run(encode(ChatPrompt(messages=({"role": "user", "content": "a" * longest},))))
     assert caught.value.param == "messages"
 
 

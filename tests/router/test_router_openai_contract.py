@@ -292,7 +292,7 @@ BAD_REQUESTS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"logprobs": True, "top_logprobs": 21}, "invalid_request", "top_logprobs"),
     ({"stop": ["a"] * 17}, "invalid_request", "stop"),
     ({"stop": ""}, "invalid_request", "stop"),
-    ({"tools": [{"type": "function"}]}, "missing_required_parameter", "tools"),
+    ({"tools": [{"type": "function"}]}, "missing_required_parameter", "tools.0.function"),
     ({"functions": [{"name": "f"}]}, "unsupported_parameter", "functions"),
     ({"function_call": "auto"}, "unsupported_parameter", "function_call"),
     ({"response_format": {"type": "xml"}}, "invalid_type", "response_format"),

@@ -91,7 +91,7 @@ def test_without_workers_the_answer_is_503_with_a_reason(texts: Texts) -> None:
         response = await h.http.post("/v1/completions", json=body())
         assert response.status_code == 503
         error = response.json()["error"]
-        assert error["code"] == "service_unavailable"
+        assert error["code"] == "no_worker"
         assert "no prefill worker" in error["message"]
         assert int(response.headers["retry-after"]) >= 1
 
@@ -262,15 +262,17 @@ def test_metrics_count_what_happened(texts: Texts) -> None:
         assert (await h.http.post("/v1/completions", json=body(model="x"))).status_code == 404
         h.d.report(load)
         await h.until(lambda: any(load == seen for _, seen in h.router.fleet.loads()))
-        samples = await samples_of(h)
-        assert samples[(names.REQUESTS_TOTAL, "finished")] == 1
-        assert samples[(names.REQUESTS_TOTAL, "model_not_found")] == 1
-        assert samples[(names.REQUESTS_RUNNING,)] == 0
-        assert samples[(names.OUTPUT_TOKENS_TOTAL,)] == 12
-        assert samples[(names.PROMPT_TOKENS_TOTAL,)] == len(PROMPT)
-        assert samples[(names.RETRIES_TOTAL,)] == 2
-        assert samples[(f"{names.TTFT_SECONDS}_count",)] == 1
-        assert samples[(f"{names.INTER_TOKEN_SECONDS}_count",)] == 10
+        samples, who = await samples_of(h), (MODEL, "standard")
+        assert samples[(names.REQUESTS_TOTAL, MODEL, "finished", "length", "standard")] == 1
+        assert samples[(names.REQUESTS_TOTAL, "", MODEL, "model_not_found", "standard")] == 1
+        assert (
+            samples[(names.REQUESTS_RUNNING, *who)] == samples[(names.REQUESTS_WAITING, *who)] == 0
+        )
+        assert samples[(names.OUTPUT_TOKENS_TOTAL, *who)] == 12
+        assert samples[(names.PROMPT_TOKENS_TOTAL, *who)] == len(PROMPT)
+        assert samples[(names.RETRIES_TOTAL, *who)] == 2
+        assert samples[(f"{names.TTFT_SECONDS}_count", *who)] == 1
+        assert samples[(f"{names.INTER_TOKEN_SECONDS}_count", *who)] == 10
         assert samples[(names.WORKER_KV_BLOCKS, "decode", "decode-0", "running")] == 5
         assert samples[(names.WORKER_KV_UNFILLED_SLOTS, "decode", "decode-0")] == 9
         assert samples[(names.WORKER_RUNNING, "decode", "decode-0")] == 3

@@ -78,7 +78,7 @@ def test_rendering_equals_transformers(
     template: str, messages: list[dict[str, object]], prompt: bool
 ) -> None:
     ours = ChatTemplate(template, "<s>", "</s>").render(
-        messages, tools=TOOLS, add_generation_prompt=prompt, extra="given"
+        messages, tools=TOOLS, add_generation_prompt=prompt, kwargs={"extra": "given"}
     )
     assert ours == by_transformers(
         template,
@@ -156,9 +156,9 @@ def test_a_message_that_is_not_printed_cannot_be_continued() -> None:
 
 def test_variables_of_clients_must_not_replace_ours() -> None:
     template = ChatTemplate("{{ bos_token }}{{ mood }}", "<s>")
-    assert template.render([USER], mood="good") == "<s>good"
+    assert template.render([USER], kwargs={"mood": "good"}) == "<s>good"
     with pytest.raises(BadRequestError, match="bos_token") as caught:
-        template.render([USER], bos_token="")
+        template.render([USER], kwargs={"bos_token": ""})
     assert caught.value.param == "chat_template_kwargs"
 
 

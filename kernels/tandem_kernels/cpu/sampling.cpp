@@ -23,7 +23,26 @@ bool may_not_stop(const SamplingRow& row) { return row.position < row.min_tokens
 
 bool needs_edits(const SamplingRow& row) {
   return row.num_biases > 0 || has_penalties(row) || row.allowed != nullptr ||
-         (may_not_stop(row) && row.num_stops > 0);
+         (may_not_stop(row) && row.num_stops > 0) || row.num_forbidden > 0 || row.num_allowed > 0;
+}
+
+void forbid(float* logits, std::int64_t vocab_size, const std::int32_t* ids, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    if (ids[i] < vocab_size) logits[ids[i]] = kNever;
+  }
+}
+
+void copy_allowed(const float* logits, std::int64_t vocab_size, const SamplingRow& row,
+                  float* copy) {
+  if (row.num_allowed == 0) {
+    std::copy(logits, logits + vocab_size, copy);
+    return;
+  }
+  std::fill(copy, copy + vocab_size, kNever);
+  for (std::int64_t i = 0; i < row.num_allowed; ++i) {
+    const std::int32_t id = row.allowed_ids[i];
+    if (id < vocab_size) copy[id] = logits[id];
+  }
 }
 
 void forbid_by_mask(float* logits, std::int64_t vocab_size, const std::uint32_t* allowed) {
@@ -41,14 +60,7 @@ bool any_left(const float* logits, std::int64_t vocab_size) {
   return std::any_of(logits, logits + vocab_size, [](float logit) { return logit != kNever; });
 }
 
-void forbid_stops(float* logits, std::int64_t vocab_size, const SamplingRow& row) {
-  for (std::int64_t i = 0; i < row.num_stops; ++i) {
-    if (row.stop_ids[i] < vocab_size) logits[row.stop_ids[i]] = kNever;
-  }
-}
-
-// Bias, then penalties, then what the mask and `min_tokens` forbid. Ids outside the vocabulary have no
-// effect.
+// Bias, then penalties, then what is forbidden. Ids outside the vocabulary have no effect.
 void edit(float* logits, std::int64_t vocab_size, const SamplingRow& row, bool may_stop) {
   for (std::int64_t i = 0; i < row.num_biases; ++i) {
     if (row.bias_ids[i] < vocab_size) logits[row.bias_ids[i]] += row.biases[i];
@@ -64,7 +76,8 @@ void edit(float* logits, std::int64_t vocab_size, const SamplingRow& row, bool m
     }
   }
   if (row.allowed != nullptr) forbid_by_mask(logits, vocab_size, row.allowed);
-  if (!may_stop) forbid_stops(logits, vocab_size, row);
+  if (!may_stop) forbid(logits, vocab_size, row.stop_ids, row.num_stops);
+  forbid(logits, vocab_size, row.forbidden_ids, row.num_forbidden);
 }
 
 // The row itself, or this thread's edited copy of it.
@@ -73,11 +86,11 @@ const float* edited(const float* logits, std::int64_t vocab_size, const Sampling
   static thread_local Scratch scratch;
   scratch.reset(Scratch::measure<float>(vocab_size));
   float* copy = scratch.take<float>(vocab_size);
-  std::copy(logits, logits + vocab_size, copy);
+  copy_allowed(logits, vocab_size, row, copy);
   edit(copy, vocab_size, row, !may_not_stop(row));
   if (row.allowed != nullptr && may_not_stop(row) && !any_left(copy, vocab_size)) {
     // The mask leaves nothing but stopping: `min_tokens` gives way
-    std::copy(logits, logits + vocab_size, copy);
+    copy_allowed(logits, vocab_size, row, copy);
     edit(copy, vocab_size, row, true);
   }
   return copy;

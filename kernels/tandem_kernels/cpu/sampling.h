@@ -24,6 +24,10 @@ struct SamplingRow {
   std::int64_t num_biases;
   const std::int32_t* stop_ids;  // forbidden before `min_tokens`
   std::int64_t num_stops;
+  const std::int32_t* forbidden_ids;  // never sampled
+  std::int64_t num_forbidden;
+  const std::int32_t* allowed_ids;  // no others are sampled; none: all are
+  std::int64_t num_allowed;
   double top_p;
   double presence_penalty;
   double frequency_penalty;

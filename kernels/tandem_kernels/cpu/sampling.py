@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,30 +22,39 @@ Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
 
 _ROW = struct.Struct("qQQqQII")
-_PARAMS = struct.Struct("QQQqQqdddfffIii")
+_BEFORE = struct.Struct("QQQqQq")
+_FORBIDDEN = struct.Struct("Qq")
+_AFTER = struct.Struct("QqdddfffIii")
+_PARAMS_SIZE = _BEFORE.size + _FORBIDDEN.size + _AFTER.size
 
 
 class PackedParams:
     """The part of a row that follows from a request. Owns the arrays that its bytes point to."""
 
-    __slots__ = ("_memory", "bytes", "num_top")
+    __slots__ = ("_after", "_before", "_memory", "bytes", "num_top")
 
     def __init__(
         self, params: SamplingParams, eos_token_ids: tuple[int, ...], *, min_temperature: float
     ) -> None:
         """Temperatures below `min_temperature` are greedy."""
-        bias_ids = np.array([token_id for token_id, _ in params.logit_bias], dtype=np.int32)
+        bias_ids = _ids([token_id for token_id, _ in params.logit_bias])
         biases = np.array([bias for _, bias in params.logit_bias], dtype=np.float32)
-        stops = np.array([*eos_token_ids, *params.stop_token_ids], dtype=np.int32)
-        self._memory = (bias_ids, biases, stops)
+        stops = _ids([*eos_token_ids, *params.stop_token_ids])
+        forbidden = _ids([word[0] for word in params.bad_words if len(word) == 1])
+        allowed = _ids(params.allowed_token_ids)
+        self._memory = (bias_ids, biases, stops, forbidden, allowed)
         self.num_top = params.logprobs or 0
-        self.bytes = _PARAMS.pack(
+        self._before = _BEFORE.pack(
             params.seed & 0xFFFFFFFFFFFFFFFF,
             bias_ids.ctypes.data,
             biases.ctypes.data,
             len(biases),
             stops.ctypes.data,
             len(stops),
+        )
+        self._after = _AFTER.pack(
+            allowed.ctypes.data,
+            len(allowed),
             params.top_p,
             params.presence_penalty,
             params.frequency_penalty,
@@ -55,6 +65,16 @@ class PackedParams:
             min(params.top_k, 0x7FFFFFFF),
             -1 if params.logprobs is None else self.num_top,
         )
+        self.bytes = self.forbidding(forbidden)
+
+    def forbidding(self, forbidden: Int32) -> bytes:
+        """`bytes` for one token, with other forbidden ids; valid as long as the array is."""
+        middle = _FORBIDDEN.pack(forbidden.ctypes.data, len(forbidden))
+        return self._before + middle + self._after
+
+
+def _ids(values: Sequence[int]) -> Int32:
+    return np.array(values, dtype=np.int32)
 
 
 def pack_row(
@@ -98,7 +118,7 @@ class CpuSampling:
         """`logits` is float32 [R, vocab]; `rows` are `num_rows` packed ones, who want at most
         `max_top` alternatives each."""
         assert logits.dtype == torch.float32 and logits.stride(1) == 1
-        assert len(rows) == num_rows * (_ROW.size + _PARAMS.size)
+        assert len(rows) == num_rows * (_ROW.size + _PARAMS_SIZE)
         if num_rows > self._results.num_rows or max_top != self._results.max_top:
             self._results = _Results(max(num_rows, self._results.num_rows), max_top)
         results = self._results

@@ -13,8 +13,8 @@ import torch
 from tandem_kernels.cpu.library import cpu_library
 from tandem_kernels.cpu.linear_peaks import LinearPeaks
 
-from bench.step import Roofline
 from core.clock import Clock
+from core.roofline import Roofline
 
 _READ_BYTES = 512 * 1024 * 1024
 """Far beyond any cache."""

@@ -1,21 +1,19 @@
-"""The worker's standard gRPC health service, for probes: `liveness` and `readiness`.
+"""The standard gRPC health service of our processes, for probes: `liveness` and `readiness`.
 
-liveness, ""   serving for as long as this answers: a restart would not help a worker that is
+liveness, ""   serving for as long as this answers: a restart would not help a process that is
                stuck on a peer, and would hurt one that drains
-readiness      work makes progress and no drain has begun
+readiness      work would be served now: it makes progress, and no drain has begun
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-
-from core.load import LoadReport
 
 LIVENESS = "liveness"
 READINESS = "readiness"
@@ -25,12 +23,16 @@ Status = health_pb2.HealthCheckResponse.ServingStatus
 Context = grpc.aio.ServicerContext[object, object]
 
 
-class WorkerHealth(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it has no types
-    """Answers from the load report of the moment. `period_s` is between two looks of a watch."""
+class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it has no types
+    """Answers from the state of the moment. `period_s` is between two looks of a watch."""
 
-    def __init__(self, load: Callable[[], LoadReport], period_s: float) -> None:
-        self._load = load
+    def __init__(
+        self, is_ready: Callable[[], bool], period_s: float, services: Collection[str] = ()
+    ) -> None:
+        """`services` are full names of services that are as ready as the process."""
+        self._is_ready = is_ready
         self._period_s = period_s
+        self._ready_names = frozenset({READINESS, *services})
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
@@ -61,10 +63,9 @@ class WorkerHealth(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it 
     def _status(self, service: str) -> int:
         if service in _LIVE_NAMES:
             return _number("SERVING")
-        if service != READINESS:
+        if service not in self._ready_names:
             return _number("SERVICE_UNKNOWN")
-        load = self._load()
-        return _number("SERVING" if load.ready and not load.draining else "NOT_SERVING")
+        return _number("SERVING" if self._is_ready() else "NOT_SERVING")
 
 
 def _number(name: str) -> int:

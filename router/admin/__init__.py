@@ -1,0 +1,1 @@
+"""The operator's server: keys, usage and limits, on a port of its own."""

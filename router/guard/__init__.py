@@ -1,0 +1,1 @@
+"""What may be asked and answered: policies, the check of prompts, the filter of answers."""

@@ -1,0 +1,154 @@
+"""Looks for everything a policy's rules name, in one text.
+
+original --fold--> normalised --Aho-Corasick--> terms, anchors, signs of disguise
+                                 terms    -> findings
+                                 anchors  -> expressions, around them only
+                                 signs    -> the text again, read as the disguise says
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ahocorasick_rs import AhoCorasick
+
+from router.guard import disguises
+from router.guard.normalization import is_word, normalized
+from router.guard.places import Place, united
+from router.guard.policy import Rule
+from router.guard.verdict import Finding
+
+WINDOW = 65_536
+"""Characters that an expression is given at once: it lets no other thread run meanwhile."""
+OVERLAP = 1_024
+"""Of windows: no longer match is sure to be found."""
+
+_NEAR = 120
+
+Hit = tuple[int, int, int]
+"""Number of a string, begin and end of it in the text."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Expression:
+    rule: Rule
+    regex: re.Pattern[str]
+    needed: tuple[tuple[str, ...], ...]
+    reach: int
+
+    def may_match(self, part: str) -> bool:
+        return all(any(string in part for string in group) for group in self.needed)
+
+    def matches(self, folded: str, begin: int, end: int) -> Iterator[Finding]:
+        for start in range(begin, max(begin + 1, end - OVERLAP), WINDOW - OVERLAP):
+            for match in self.regex.finditer(folded, start, min(end, start + WINDOW)):
+                yield Finding(match.start(), match.end(), self.rule)
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """What was found in one text; places are those of its normal form."""
+
+    findings: tuple[Finding, ...]
+    disguised: tuple[Rule, ...]
+    """Rules that match what the text says in disguise; there is no place to name."""
+
+
+class PromptScanner:
+    """Compiled rules. Immutable, so that any thread may use it."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self._terms = [
+            (term, rule)
+            for rule in rules
+            for text in rule.terms
+            if (term := normalized(text).strip())
+        ]
+        self._everywhere: list[_Expression] = []
+        self._squeezed: list[_Expression] = []
+        self._by_anchor: dict[str, list[_Expression]] = {}
+        for rule in rules:
+            self._compile(rule)
+        self._signs = disguises.signs() if any(rule.disguised for rule in rules) else {}
+        self._strings = [t for t, _ in self._terms] + list(self._by_anchor) + list(self._signs)
+        self._signs_from = len(self._strings) - len(self._signs)
+        self._automaton = AhoCorasick(self._strings) if self._strings else None
+
+    def scan(self, text: str) -> Scan:
+        """All that the rules find in an original text."""
+        folded = normalized(text)
+        hits = self._hits(folded)
+        return Scan(
+            findings=tuple(self._findings(folded, hits)),
+            disguised=tuple(self._disguised(text, folded, hits)) if self._signs else (),
+        )
+
+    def _compile(self, rule: Rule) -> None:
+        for pattern in rule.patterns:
+            expression = _Expression(rule, pattern.regex, pattern.needed, pattern.reach)
+            for anchor in pattern.anchors:
+                self._by_anchor.setdefault(anchor, []).append(expression)
+            if not pattern.anchors:
+                self._everywhere.append(expression)
+            if pattern.squeezed is not None and rule.disguised:
+                self._squeezed.append(_Expression(rule, pattern.squeezed, (), 0))
+
+    def _hits(self, folded: str) -> list[Hit]:
+        if self._automaton is None:
+            return []
+        return self._automaton.find_matches_as_indexes(folded, overlapping=True)
+
+    def _findings(self, folded: str, hits: Iterable[Hit]) -> Iterator[Finding]:
+        near: dict[_Expression, list[Place]] = {}
+        for number, begin, end in hits:
+            if number < len(self._terms):
+                rule = self._terms[number][1]
+                if not rule.whole_words or _is_whole(folded, begin, end):
+                    yield Finding(begin, end, rule)
+            elif number < self._signs_from:
+                for expression in self._by_anchor[self._strings[number]]:
+                    place = max(0, begin - expression.reach), end + expression.reach
+                    near.setdefault(expression, []).append(place)
+        for expression, places in near.items():
+            for begin, end in united(places):
+                if expression.may_match(folded[begin:end]):
+                    yield from expression.matches(folded, begin, end)
+        for expression in self._everywhere:
+            yield from expression.matches(folded, 0, len(folded))
+
+    def _disguised(self, text: str, folded: str, hits: Sequence[Hit]) -> Iterator[Rule]:
+        signs = {self._signs[self._strings[n]] for n, _, _ in hits if n >= self._signs_from}
+        findings: list[Finding] = []
+        letters = disguises.deleeted(folded)
+        if letters is not None:
+            findings += self._findings(letters, self._changed(letters, folded))
+        for view in _views(text, folded, signs):
+            seen = normalized(view)
+            findings += self._findings(seen, self._hits(seen))
+        yield from (finding.rule for finding in findings if finding.rule.disguised)
+        if disguises.APART in signs:
+            squeezed = disguises.squeezed(folded)
+            yield from (e.rule for e in self._squeezed if e.regex.search(squeezed))
+
+    def _changed(self, letters: str, folded: str) -> Iterator[Hit]:
+        """Hits near which a text is another than the one of equal length looked at before."""
+        for hit in self._hits(letters):
+            near = slice(max(0, hit[1] - _NEAR), hit[2] + _NEAR)
+            if letters[near] != folded[near]:
+                yield hit
+
+
+def _views(text: str, folded: str, signs: set[str]) -> Iterator[str]:
+    for name, read in disguises.WHOLE_TEXT.items():
+        if name in signs:
+            yield read(folded)
+    yield from disguises.decoded(text)
+
+
+def _is_whole(text: str, begin: int, end: int) -> bool:
+    """Whether what lies there neither begins nor ends inside a word."""
+    begins_inside = begin > 0 and is_word(text[begin]) and is_word(text[begin - 1])
+    ends_inside = end < len(text) and is_word(text[end - 1]) and is_word(text[end])
+    return not (begins_inside or ends_inside)

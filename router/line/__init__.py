@@ -1,0 +1,1 @@
+"""The waiting line: who is sent to the workers next, and how long that takes."""

@@ -1,0 +1,1 @@
+"""Who asks: API keys, what each may use, and what it has used."""

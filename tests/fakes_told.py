@@ -1,0 +1,118 @@
+"""Answers of the real `openai` package in one shape, streamed or whole."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from fakes_house import MODEL, House
+
+Json = dict[str, Any]
+
+
+@dataclass
+class Told:
+    """All that an answer says: of each choice, and beside them."""
+
+    choices: dict[int, Json] = field(default_factory=dict)
+    beside: Json = field(default_factory=dict)
+
+
+async def whole_chat(h: House, **fields: Any) -> Told:
+    answer = await _create(h.openai.chat.completions.create, fields)
+    told = Told(beside=_beside(answer))
+    for choice in answer["choices"]:
+        logprobs = choice["logprobs"]
+        told.choices[choice["index"]] = {
+            "text": choice["message"]["content"],
+            "finish_reason": choice["finish_reason"],
+            "logprobs": logprobs and logprobs["content"],
+            "token_ids": choice.get("token_ids"),
+        }
+    return told
+
+
+async def streamed_chat(h: House, **fields: Any) -> Told:
+    told = Told()
+    for event in await stream_events(h.openai.chat.completions.create, fields):
+        _add_beside(told, event)
+        for choice in event["choices"]:
+            gained = {
+                "text": choice["delta"].get("content") or "",
+                "finish_reason": choice["finish_reason"],
+                "logprobs": choice["logprobs"] and choice["logprobs"]["content"],
+                "token_ids": choice.get("token_ids"),
+            }
+            _add(told, choice["index"], gained)
+    return told
+
+
+async def whole_completion(h: House, **fields: Any) -> Told:
+    answer = await _create(h.openai.completions.create, fields)
+    told = Told(beside=_beside(answer))
+    for choice in answer["choices"]:
+        told.choices[choice["index"]] = _completion_choice(choice)
+    return told
+
+
+async def streamed_completion(h: House, **fields: Any) -> Told:
+    told = Told()
+    for event in await stream_events(h.openai.completions.create, fields):
+        _add_beside(told, event)
+        for choice in event["choices"]:
+            _add(told, choice["index"], _completion_choice(choice))
+    return told
+
+
+def _completion_choice(choice: Json) -> Json:
+    told = {name: choice[name] for name in ("text", "finish_reason")}
+    for name in ("token_ids", "prompt_token_ids", "prompt_logprobs"):
+        told[name] = choice.get(name)
+    logprobs = choice["logprobs"] or {}
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        told[name] = logprobs.get(name)
+    return told
+
+
+def _add(told: Told, index: int, gained: Json) -> None:
+    known = told.choices.setdefault(index, dict.fromkeys(gained))
+    assert known["finish_reason"] is None, "nothing follows a finish reason"
+    for name, value in gained.items():
+        if value is not None:
+            before = known[name]
+            known[name] = value if before is None else before + value
+
+
+def _add_beside(told: Told, event: Json) -> None:
+    for name, value in _beside(event).items():
+        if value is not None:
+            told.beside[name] = value
+
+
+def _beside(answer: Json) -> Json:
+    names = ("usage", "prompt_token_ids", "prompt_logprobs")
+    beside = {name: answer.get(name) for name in names}
+    return {name: value for name, value in beside.items() if value is not None}
+
+
+async def _create(create: Callable[..., Any], fields: Json) -> Json:
+    answer: Json = (await create(**_arguments(create, fields))).model_dump()
+    return answer
+
+
+async def stream_events(create: Callable[..., Any], fields: Json) -> list[Json]:
+    """Asks for the usage too, which a whole answer always has."""
+    options = {"include_usage": True} | (fields.get("stream_options") or {})
+    arguments = fields | {"stream": True, "stream_options": options}
+    stream = await create(**_arguments(create, arguments))
+    return [event.model_dump() async for event in stream]
+
+
+def _arguments(create: Callable[..., Any], fields: Json) -> Json:
+    """As a user of the package writes them: what it doesn't know goes into `extra_body`."""
+    known = inspect.signature(create).parameters
+    others = {name: value for name, value in fields.items() if name not in known}
+    own = {name: value for name, value in fields.items() if name in known}
+    return {"model": MODEL} | own | ({"extra_body": others} if others else {})
