@@ -238,7 +238,7 @@ class Generation:
         """What the client is to hear of all that its choices gain."""
         spec = self.spec
         if spec.max_tokens == 0:
-            return only_ends(life.deltas())
+            return only_ends(life.deltas(), spec.n)
         if spec.num_choices > spec.n and spec.beams is None:
             return best_choices(life.deltas(), spec.n, tell_logprobs=spec.logprobs is not None)
         return life.deltas()
