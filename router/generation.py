@@ -258,6 +258,7 @@ class Generation:
                     self._guarded = await guard.admit(spec, self.request_id, tenant)
                     prompt = self._guarded.prompt
                 token_ids = await self._door.texts.encode(prompt, spec.add_special_tokens)
+                check_token_ids(spec, token_ids, self._door.settings.vocab_size)
                 bad_words = await self._door.texts.bad_words(spec.bad_words)
                 grammar = await self._grammar(token_ids)
         except TimeoutError:
@@ -296,7 +297,6 @@ class Generation:
     def _sampling(self, bad_words: tuple[tuple[int, ...], ...]) -> SamplingParams:
         spec, settings = self.spec, self._door.settings
         defaults, vocab_size = settings.defaults, settings.vocab_size
-        check_token_ids(spec, self.prompt_token_ids, vocab_size)
         eos_token_ids = self._door.texts.tokenizer.eos_token_ids
         check_something_is_left(spec, bad_words, eos_token_ids, vocab_size)
         ranked = spec.num_choices > spec.n and spec.beams is None

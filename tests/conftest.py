@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import fakes_process
+import hypothesis
 import pytest
 import redis_server
 
@@ -18,6 +19,15 @@ from text.hub import ModelSource, resolve
 
 # Read when gRPC is first used: its fork handlers are for programs that go on using it in a child
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+
+
+hypothesis.settings.register_profile("steady", derandomize=True)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Whether a change is good must not hang on what is drawn; the slow suite looks further."""
+    if "not slow" in config.getoption("markexpr"):
+        hypothesis.settings.load_profile("steady")
 
 
 @pytest.fixture(scope="session")

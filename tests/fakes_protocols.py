@@ -15,7 +15,7 @@ import grpc.aio
 from fakes_real_house import Front
 
 from protos import inference_pb2 as pb
-from router.http.logprobs import token_name
+from router.http.logprobs import TokenNames
 
 SAMPLING = ("temperature", "logit_bias", "logprobs", "seed", "min_tokens", "ignore_eos")
 STATUSES = {
@@ -163,7 +163,7 @@ class OverGrpc:
         choice = outcome.choices[delta.choice]
         choice.text += delta.text
         tokenizer = front.server.door.texts.tokenizer
-        choice.tokens += [token_name(tokenizer, token_id) for token_id in delta.token_ids]
+        choice.tokens += map(TokenNames(tokenizer, as_ids=False).name, delta.token_ids)
         choice.logprobs += [entry.logprob for entry in delta.logprobs]
         if delta.finish_reason:
             choice.reasons.append(delta.finish_reason)

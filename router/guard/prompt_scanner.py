@@ -8,43 +8,23 @@ original --fold--> normalised --Aho-Corasick--> terms, anchors, signs of disguis
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ahocorasick_rs import AhoCorasick
 
 from router.guard import disguises
+from router.guard.expressions import Expression, Neighbours
 from router.guard.normalization import is_word, normalized
-from router.guard.places import Place, united
-from router.guard.policy import Rule
+from router.guard.places import Place
+from router.guard.policy import AnchoredPattern, Rule
 from router.guard.verdict import Finding
 
-WINDOW = 65_536
-"""Characters that an expression is given at once: it lets no other thread run meanwhile."""
-OVERLAP = 1_024
-"""Of windows: no longer match is sure to be found."""
-
 _NEAR = 120
+"""Characters around an anchor in which a difference makes it worth another look."""
 
 Hit = tuple[int, int, int]
 """Number of a string, begin and end of it in the text."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Expression:
-    rule: Rule
-    regex: re.Pattern[str]
-    needed: tuple[tuple[str, ...], ...]
-    reach: int
-
-    def may_match(self, part: str) -> bool:
-        return all(any(string in part for string in group) for group in self.needed)
-
-    def matches(self, folded: str, begin: int, end: int) -> Iterator[Finding]:
-        for start in range(begin, max(begin + 1, end - OVERLAP), WINDOW - OVERLAP):
-            for match in self.regex.finditer(folded, start, min(end, start + WINDOW)):
-                yield Finding(match.start(), match.end(), self.rule)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +46,10 @@ class PromptScanner:
             for text in rule.terms
             if (term := normalized(text).strip())
         ]
-        self._everywhere: list[_Expression] = []
-        self._squeezed: list[_Expression] = []
-        self._by_anchor: dict[str, list[_Expression]] = {}
+        self._everywhere: list[Expression] = []
+        self._squeezed: list[Expression] = []
+        self._neighbours: dict[tuple[int, tuple[str, ...]], Neighbours] = {}
+        self._by_anchor: dict[str, list[Neighbours]] = {}
         for rule in rules:
             self._compile(rule)
         self._signs = disguises.signs() if any(rule.disguised for rule in rules) else {}
@@ -87,13 +68,21 @@ class PromptScanner:
 
     def _compile(self, rule: Rule) -> None:
         for pattern in rule.patterns:
-            expression = _Expression(rule, pattern.regex, pattern.needed, pattern.reach)
-            for anchor in pattern.anchors:
-                self._by_anchor.setdefault(anchor, []).append(expression)
-            if not pattern.anchors:
+            expression = Expression(rule, pattern.regex, pattern.needed)
+            if pattern.anchors:
+                self._neighbours_at(pattern).expressions.append(expression)
+            else:
                 self._everywhere.append(expression)
             if pattern.squeezed is not None and rule.disguised:
-                self._squeezed.append(_Expression(rule, pattern.squeezed, (), 0))
+                self._squeezed.append(Expression(rule, pattern.squeezed))
+
+    def _neighbours_at(self, pattern: AnchoredPattern) -> Neighbours:
+        key = pattern.reach, pattern.anchors
+        if key not in self._neighbours:
+            self._neighbours[key] = Neighbours(pattern.reach)
+            for anchor in dict.fromkeys(pattern.anchors):
+                self._by_anchor.setdefault(anchor, []).append(self._neighbours[key])
+        return self._neighbours[key]
 
     def _hits(self, folded: str) -> list[Hit]:
         if self._automaton is None:
@@ -101,22 +90,19 @@ class PromptScanner:
         return self._automaton.find_matches_as_indexes(folded, overlapping=True)
 
     def _findings(self, folded: str, hits: Iterable[Hit]) -> Iterator[Finding]:
-        near: dict[_Expression, list[Place]] = {}
+        near: dict[Neighbours, list[Place]] = {}
         for number, begin, end in hits:
             if number < len(self._terms):
                 rule = self._terms[number][1]
                 if not rule.whole_words or _is_whole(folded, begin, end):
                     yield Finding(begin, end, rule)
             elif number < self._signs_from:
-                for expression in self._by_anchor[self._strings[number]]:
-                    place = max(0, begin - expression.reach), end + expression.reach
-                    near.setdefault(expression, []).append(place)
-        for expression, places in near.items():
-            for begin, end in united(places):
-                if expression.may_match(folded[begin:end]):
-                    yield from expression.matches(folded, begin, end)
+                for neighbours in self._by_anchor[self._strings[number]]:
+                    near.setdefault(neighbours, []).append((begin, end))
+        for neighbours, places in near.items():
+            yield from neighbours.findings(folded, places)
         for expression in self._everywhere:
-            yield from expression.matches(folded, 0, len(folded))
+            yield from expression.findings(folded, 0, len(folded))
 
     def _disguised(self, text: str, folded: str, hits: Sequence[Hit]) -> Iterator[Rule]:
         signs = {self._signs[self._strings[n]] for n, _, _ in hits if n >= self._signs_from}

@@ -119,7 +119,7 @@ class FunctionTool(_Strict):
         return {"type": "function", "function": named}
 
 
-class NamedTool(_Strict):
+class NamedFunction(_Strict):
     type: Literal["function"]
     name: str
 
@@ -141,7 +141,7 @@ class ResponsesBody(_Strict):
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     tools: list[FunctionTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Annotated[int, Field(ge=1)] | None = None
     """Of built-in tools, of which there are none."""
@@ -226,7 +226,7 @@ class ResponsesBody(_Strict):
 
     def _tools(self) -> dict[str, Any]:
         choice = self.tool_choice
-        if isinstance(choice, NamedTool):
+        if isinstance(choice, NamedFunction):
             return {
                 "tools": self._chat_tools(),
                 "tool_choice": {"type": "function", "function": {"name": choice.name}},

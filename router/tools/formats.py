@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import string
 from collections.abc import Callable, Collection
@@ -57,10 +58,11 @@ class ToolFormat:
         grammar `@arguments_i`."""
         more = f"({quoted(self.separator)} call)*" if parallel else ""
         return self._rules(
-            f"calls: {_marked(self.opening, self.markers, literal)} call {more} "
+            f"calls: {_spelled(self.opening, self.markers, literal)} call {more} "
             f"{_optional(self.closing)}",
-            f"call: {_marked(self.before, self.markers, literal)}",
+            f"call: {_spelled(self.before, self.markers, literal)}",
             functions,
+            literal,
         )
 
     def triggered(self, functions: Collection[str], *, parallel: bool, literal: Literals) -> str:
@@ -79,13 +81,16 @@ class ToolFormat:
             )
         else:
             group, call, often = "group: call", f"call: {rest}", "*" if parallel else "?"
-        rules = self._rules(f"calls: (lead group){often} TEXT\n{lead}\n{group}", call, functions)
+        rules = self._rules(
+            f"calls: (lead group){often} TEXT\n{lead}\n{group}", call, functions, literal
+        )
         return rules + "TEXT: /(.|\\n)*/\n"
 
-    def _rules(self, calls: str, call: str, functions: Collection[str]) -> str:
+    def _rules(self, calls: str, call: str, functions: Collection[str], literal: Literals) -> str:
         key = quoted('{"name": ')
         names = " | ".join(f"function_{i}" for i in range(len(functions)))
-        lines = [calls, f"{call} {key} ({names}) {quoted('}' + self.after)}"]
+        end = _spelled("}" + self.after, self.markers, literal)
+        lines = [calls, f"{call} {key} ({names}) {end}"]
         for i, name in enumerate(functions):
             begin = quoted(f"{quoted(name)}, {self.arguments_key}: ")
             lines.append(f"function_{i}: {begin} @arguments_{i}")
@@ -141,8 +146,8 @@ def _marker(text: str, markers: Collection[str]) -> str:
     return next((m for m in markers if text.startswith(m)), "")
 
 
-def _marked(text: str, markers: Collection[str], literal: Literals) -> str:
-    """The text with its marker spelled as the vocabulary has it."""
-    marker = _marker(text, markers)
-    parts = (literal(marker) if marker else "", _optional(text.removeprefix(marker)))
-    return " ".join(part for part in parts if part)
+def _spelled(text: str, markers: Collection[str], literal: Literals) -> str:
+    """The text with its markers spelled as the vocabulary has them."""
+    pieces = re.split("(" + "|".join(map(re.escape, markers)) + ")", text)
+    spelled = [literal(p) if p in markers else quoted(p) for p in pieces if p]
+    return " ".join(spelled)

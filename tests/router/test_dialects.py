@@ -23,7 +23,7 @@ from text.structure.compiler import Grammar, GrammarCompiler
 from text.structure.vocabulary import grammar_vocabulary
 from text.tokenizer import Tokenizer, load_tokenizer
 
-MARKERS = ("[TOOL_CALLS]", "<|python_tag|>", "<think>", "</think>")
+MARKERS = ("[TOOL_CALLS]", "<|python_tag|>", "<think>", "</think>", "<tool_call>", "</tool_call>")
 SCHEMA: dict[str, object] = {
     "type": "object",
     "properties": {"x": {"type": "integer"}},
@@ -101,7 +101,7 @@ def test_markers_that_are_special_tokens_are_kept_and_spelled_as_tokens(
     special: Tokenizer,
 ) -> None:
     assert marker_literal(special, "</think>") == f"<[{special.token_id('</think>')}]>"
-    assert marker_literal(special, "<tool_call>") == '"<tool_call>"'
+    assert marker_literal(special, "[ARGS]") == '"[ARGS]"'
     kept = markers_kept(Dialect(MISTRAL, True, True), special, calls=True)
     assert kept == {special.token_id(m) for m in ("[TOOL_CALLS]", "<think>", "</think>")}
     assert markers_kept(Dialect(MISTRAL), special, calls=False) == frozenset()

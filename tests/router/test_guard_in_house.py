@@ -104,8 +104,11 @@ def user(text: str) -> list[Any]:
 
 
 def metric(h: House, start: str) -> float:
+    """The sum of the lines that begin so, and name whatever else is in `start` after a blank."""
+    name, *labels = start.split()
     lines = h.router.metrics.render().decode().splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith(start))
+    found = [line for line in lines if line.startswith(name) and all(x in line for x in labels)]
+    return sum(float(line.split()[-1]) for line in found)
 
 
 async def complete(h: House, **fields: Any) -> list[pb.CompleteEvent]:
@@ -132,7 +135,7 @@ def test_a_blocked_prompt_is_a_400_and_no_work(
                     await create(model=MODEL, stream=stream, max_tokens=2, **fields)
                 assert caught.value.code == "content_policy_violation"
                 assert caught.value.param == param
-        refused = 'tandem_requests_total{outcome="content_policy_violation"}'
+        refused = 'tandem_requests_total outcome="content_policy_violation"'
         assert metric(h, refused) == 10
         assert metric(h, "tandem_guard_findings_total{action") == 10
 

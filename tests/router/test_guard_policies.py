@@ -128,3 +128,10 @@ def test_a_changed_file_takes_effect_and_a_wrong_one_does_not(
         assert both[0] is both[1] and both[0].policy_of("lab").name == "none"
 
     asyncio.run(test())
+
+
+def test_the_example_of_the_page_is_a_policy_file(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "GUARD.md").read_text(encoding="utf-8")
+    example = page.partition("```toml\n")[2].partition("```")[0]
+    book = compiled(read_policies(written(tmp_path / "example.toml", example)))
+    assert not book.policy_of("redteam").answers and book.policy_of("acme").answers

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.guard.expressions import OVERLAP, WINDOW
 from router.guard.injection_rules import injection_rules
 from router.guard.places import united
 from router.guard.policy import PLAIN_PROMPT, Action, AnchoredPattern, Rule
 from router.guard.prompt_check import PromptVerdict, check_prompt
-from router.guard.prompt_scanner import OVERLAP, WINDOW, PromptScanner
+from router.guard.prompt_scanner import PromptScanner
 from router.guard.prompt_texts import RoleText, texts_of, with_texts
 from router.request_spec import ChatPrompt
 

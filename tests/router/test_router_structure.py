@@ -183,6 +183,17 @@ def test_what_cannot_be_followed_is_a_400_that_says_what(texts: Texts) -> None:
     in_house(texts, test)
 
 
+def test_a_prompt_of_ids_that_are_none_is_refused_first(texts: Texts) -> None:
+    async def test(h: House) -> None:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await h.openai.completions.create(
+                model=MODEL, prompt=[-578, 541], extra_body={"guided_regex": "a"}
+            )
+        assert caught.value.param == "prompt"
+
+    in_house(texts, test)
+
+
 def test_calls_are_read_out_of_the_text_streamed_and_whole(texts: Texts) -> None:
     async def test(h: House) -> None:
         fields: dict[str, Any] = {"tools": [WEATHER, TIME]}
