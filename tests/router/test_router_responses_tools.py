@@ -18,7 +18,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 TOOLS: Any = [
-    {"type": "function", "name": "weather", "parameters": SCHEMA, "strict": True},
+    {"type": "function", "name": "weather", "parameters": SCHEMA},
     {"type": "function", "name": "time", "description": "What time it is."},
 ]
 CALLS = (
