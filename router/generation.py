@@ -92,8 +92,8 @@ class Generation:
         self._guarded: GuardedRequest | None = None
         self._visit: Visit | None = None
         self._life: ServedLife | None = None
-        self._client_id = client_id
-        self._cancel_id = self.request_id if part_of is None else part_of.request_id
+        own_id = self.request_id if part_of is None else part_of.request_id
+        self._names = (self._call.tenant, own_id, client_id)
         self._cancelled: CancelledRequestError | None = None
         self._last_token: dict[int, float] = {}
         self._is_truncated = False
@@ -161,7 +161,7 @@ class Generation:
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """What each choice gains, until all have ended. Raises TandemError; close it always."""
         self._visit = visit = self._door.enter(self.spec.model, self._call)
-        self._door.running.add(self, self._cancel_id, self._client_id)
+        self._door.running.add(self, *self._names)
         self._door.observer.entered(self._record)
         outcome = "internal_error"
         try:
@@ -176,7 +176,7 @@ class Generation:
             outcome = "cancelled"
             raise
         finally:
-            self._door.running.remove(self, self._cancel_id, self._client_id)
+            self._door.running.remove(self, *self._names)
             usage = self.usage
             served = Served(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
             self._door.observer.left(self._record, outcome, self._life)

@@ -24,6 +24,10 @@ class AmbiguousRequestError(BadRequestError):
     http_status = 409
 
 
+_Key = tuple[str, str]
+"""A tenant, empty without keys, and a name among its requests."""
+
+
 class Cancellable(Protocol):
     """A request, or a part of one."""
 
@@ -33,49 +37,50 @@ class Cancellable(Protocol):
 class RunningRequests:
     """Parts (one for each prompt) by their request's own id and by the name the client chose.
 
-    Two clients may choose the same name, so one that means several requests cancels none.
+    Names are looked up among one tenant's requests only, so nobody ends another's. Two clients of a
+    tenant may choose the same, so a name that means several requests cancels none.
     """
 
     def __init__(self) -> None:
-        self._parts: dict[str, list[Cancellable]] = {}
-        self._chosen: dict[str, dict[str, int]] = {}
+        self._parts: dict[_Key, list[Cancellable]] = {}
+        self._chosen: dict[_Key, dict[str, int]] = {}
         """The client's name > own ids under it > parts of each."""
 
-    def add(self, part: Cancellable, request_id: str, client_id: str) -> None:
+    def add(self, part: Cancellable, tenant: str, request_id: str, client_id: str) -> None:
         """Followed by exactly one `remove` with the same arguments. `client_id` may be empty."""
-        self._parts.setdefault(request_id, []).append(part)
+        self._parts.setdefault((tenant, request_id), []).append(part)
         if client_id:
-            ids = self._chosen.setdefault(client_id, {})
+            ids = self._chosen.setdefault((tenant, client_id), {})
             ids[request_id] = ids.get(request_id, 0) + 1
 
-    def remove(self, part: Cancellable, request_id: str, client_id: str) -> None:
-        parts = self._parts[request_id]
+    def remove(self, part: Cancellable, tenant: str, request_id: str, client_id: str) -> None:
+        parts = self._parts[tenant, request_id]
         parts.remove(part)
         if not parts:
-            del self._parts[request_id]
+            del self._parts[tenant, request_id]
         if client_id:
-            ids = self._chosen[client_id]
+            ids = self._chosen[tenant, client_id]
             ids[request_id] -= 1
             if not ids[request_id]:
                 del ids[request_id]
             if not ids:
-                del self._chosen[client_id]
+                del self._chosen[tenant, client_id]
 
-    def cancel(self, name: str) -> str:
+    def cancel(self, tenant: str, name: str) -> str:
         """Ends the request, soon; returns its own id.
 
         Raises RequestNotFoundError, and AmbiguousRequestError for a name of several requests.
         """
-        request_id = self._find(name)
-        for part in tuple(self._parts[request_id]):
+        request_id = self._find(tenant, name)
+        for part in tuple(self._parts[tenant, request_id]):
             part.cancel()
         return request_id
 
-    def _find(self, name: str) -> str:
+    def _find(self, tenant: str, name: str) -> str:
         for prefix in ("", *PREFIXES):
-            if name.startswith(prefix) and name.removeprefix(prefix) in self._parts:
+            if name.startswith(prefix) and (tenant, name.removeprefix(prefix)) in self._parts:
                 return name.removeprefix(prefix)
-        ids = list(self._chosen.get(name, ()))
+        ids = list(self._chosen.get((tenant, name), ()))
         if not ids:
             raise RequestNotFoundError(f"no request '{name[:64]}' runs here")
         if len(ids) > 1:

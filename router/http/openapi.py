@@ -14,6 +14,7 @@ from router.http.refused import NO_MODEL_FOR
 from router.http.responses_schema import ResponsesBody
 from router.http.schema import NEUTRAL, ChatBody, CompletionBody
 from router.http.tokenization import DetokenizeBody, TokenizeBody
+from router.tenants.gatekeeper import OPEN
 
 Schema = dict[str, Any]
 
@@ -21,6 +22,8 @@ READS_A_BODY = (400, 404, 408, 413, 415)
 GENERATES = (*READS_A_BODY, 429, 499, 503)
 ERRORS = {
     400: "The request can't succeed as it is; `param` names the field.",
+    401: "No API key, or none that is good.",
+    403: "The API key is good, but not for this.",
     404: "There is no such model, request or path.",
     408: "The request's deadline passed, or the body came too slowly.",
     409: "Several requests have this name.",
@@ -31,6 +34,8 @@ ERRORS = {
     503: "Nobody can serve it now; `code` says why: no_worker, draining, worker_lost, ...",
 }
 RETRY = (429, 503)
+KEYED = (401, 403, 503)
+"""Of what asks for an API key, where the operator requires keys."""
 METRICS = "text/plain; version=1.0.0"
 
 
@@ -159,7 +164,10 @@ def openapi_document(model: str) -> dict[str, Any]:
             "description": "OpenAI's API for a model of one's own, with vLLM's extensions.",
         },
         "paths": paths,
-        "components": {"schemas": _schemas(everything, model)},
+        "components": {
+            "schemas": _schemas(everything, model),
+            "securitySchemes": {"apiKey": {"type": "http", "scheme": "bearer"}},
+        },
     }
 
 
@@ -169,6 +177,8 @@ def _operation(operation: Operation) -> dict[str, Any]:
         "operationId": _operation_id(operation),
         "responses": _responses(operation),
     }
+    if operation.path not in OPEN:
+        described["security"] = [{}, {"apiKey": []}]
     if "{" in operation.path:
         name = operation.path.partition("{")[2].partition("}")[0]
         text = {"type": "string", "minLength": 1}
@@ -196,7 +206,8 @@ def _responses(operation: Operation) -> dict[str, Any]:
         responses["200"] = _response("The answer.", content)
     if operation.is_text:
         responses["200"] = _response("The samples.", {METRICS: {"schema": {"type": "string"}}})
-    for status in operation.errors:
+    keyed = () if operation.path in OPEN else KEYED
+    for status in sorted({*operation.errors, *keyed}):
         content = {"application/json": {"schema": _reference(shapes.Error)}}
         responses[str(status)] = _response(ERRORS[status], content, retry=status in RETRY)
     return responses

@@ -12,6 +12,7 @@ from router.door import Door
 from router.http.errors import error_response
 from router.life.failures import no_pair_error
 from router.limits import check_model
+from router.tenants.call import current_call
 
 READ = ["GET", "HEAD"]
 
@@ -65,5 +66,5 @@ def add_operations(app: FastAPI, door: Door) -> None:
 
     @app.post("/v1/requests/{request_id:path}/cancel")
     async def cancel(request_id: str) -> Response:
-        own_id = door.running.cancel(request_id)
+        own_id = door.running.cancel(current_call().tenant, request_id)
         return JSONResponse({"id": own_id, "object": "request", "status": "cancelled"})

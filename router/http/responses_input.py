@@ -5,27 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag
 
+from router.http.strict import Strict
 from router.request_spec import MAX_MESSAGES
 
 Status = Literal["in_progress", "completed", "incomplete"]
 ChatMessages = list[dict[str, Any]]
 
 
-class _Item(BaseModel):
+class _Item(Strict):
     """What a former answer held may be sent back as it came."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     id: str | None = None
     status: Status | None = None
 
 
-class ItemText(BaseModel):
+class ItemText(Strict):
     """Text of a message. The others are what an answer of ours had beside it."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     type: Literal["input_text", "output_text", "text"]
     text: str
@@ -53,16 +50,12 @@ class FunctionOutputItem(_Item):
     output: str | list[ItemText]
 
 
-class SummaryPart(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
+class SummaryPart(Strict):
     type: Literal["summary_text"]
     text: str
 
 
-class ReasoningPart(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
+class ReasoningPart(Strict):
     type: Literal["reasoning_text"]
     text: str
 

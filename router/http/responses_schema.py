@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from core.errors import BadRequestError
 from router.http.responses_input import Conversation, Input
 from router.http.schema import ChatBody
+from router.http.strict import Strict
 from router.request_spec import RequestSpec
 
 MAX_METADATA = 16
@@ -40,6 +41,14 @@ HANDED_ON = (
     "ignore_eos",
     "stop",
     "stop_token_ids",
+    "bad_words",
+    "allowed_token_ids",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "truncate_prompt_tokens",
+    "chat_template_kwargs",
+    "safety_identifier",
+    "prompt_cache_key",
     "priority",
     "cache_salt",
     "include_timings",
@@ -57,19 +66,15 @@ RENAMED = {
 """The chat's name of a field > ours."""
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-
-class TextFormat(_Strict):
+class TextFormat(Strict):
     type: Literal["text"]
 
 
-class JsonObjectFormat(_Strict):
+class JsonObjectFormat(Strict):
     type: Literal["json_object"]
 
 
-class JsonSchemaFormat(_Strict):
+class JsonSchemaFormat(Strict):
     type: Literal["json_schema"]
     name: str
     schema_: dict[str, Any] = Field(alias="schema")
@@ -90,18 +95,18 @@ class JsonSchemaFormat(_Strict):
 Format = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
 
 
-class TextOptions(_Strict):
+class TextOptions(Strict):
     format: Format | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class ReasoningOptions(_Strict):
+class ReasoningOptions(Strict):
     effort: str | None = None
     summary: None = None
     generate_summary: None = None
 
 
-class FunctionTool(_Strict):
+class FunctionTool(Strict):
     type: Literal["function"]
     name: str
     parameters: dict[str, Any] | None = None
@@ -119,16 +124,16 @@ class FunctionTool(_Strict):
         return {"type": "function", "function": named}
 
 
-class NamedFunction(_Strict):
+class NamedFunction(Strict):
     type: Literal["function"]
     name: str
 
 
-class ResponsesStreamOptions(_Strict):
+class ResponsesStreamOptions(Strict):
     include_obfuscation: Literal[False] | None = None
 
 
-class ResponsesBody(_Strict):
+class ResponsesBody(Strict):
     """POST /v1/responses."""
 
     model: str
@@ -174,6 +179,12 @@ class ResponsesBody(_Strict):
     ignore_eos: bool | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     priority: int | None = None
     cache_salt: str | None = None
     include_timings: bool | None = None

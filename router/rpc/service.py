@@ -22,6 +22,7 @@ from router.rpc.convert import (
     usage_to_wire,
 )
 from router.rpc.errors import Context, faults_told
+from router.tenants.call import current_call
 from router.tokenization import detokenize, tokenize
 
 ID_KEY = "x-request-id"
@@ -76,7 +77,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelReply:
         await _name(context)
         async with faults_told(context):
-            own_id = self._door.running.cancel(request.request_id)
+            own_id = self._door.running.cancel(current_call().tenant, request.request_id)
         return pb.CancelReply(request_id=own_id)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeReply:

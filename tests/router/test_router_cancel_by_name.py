@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from fakes_house import MODEL, House, Texts, house
 from fakes_pull import DEADLINE_S
+from fakes_tenants import bearer, file_settings, keyed_house, make_key
 
 PROMPT = list(range(100, 140))
 
@@ -145,3 +147,29 @@ def test_a_request_that_waits_for_a_worker_can_be_cancelled(texts: Texts) -> Non
         assert (await asking).status_code == 499
 
     in_house(texts, test, prefill=0)
+
+
+def test_a_key_ends_its_own_requests_and_nobody_else_s(texts: Texts, tmp_path: Path) -> None:
+    """Whatever they are called: another's request is as if it were not there."""
+    mine, my_record = make_key("me")
+    other, other_record = make_key("other")
+    settings = file_settings(tmp_path / "tenants.db")
+
+    async def run() -> None:
+        async with keyed_house(texts, settings, my_record, other_record) as h:
+            h.p.gate.clear()
+            named = bearer(mine) | {"x-request-id": "name"}
+            asking = asyncio.create_task(h.http.post("/v1/completions", json=body(), headers=named))
+            await h.p.until(lambda w: len(w.attempts) == 1)
+            own_id = h.p.attempts[0].request_id
+            for key, name, status in (
+                (other, "name", 404),
+                (other, own_id, 404),
+                ("none", own_id, 401),
+                (mine, "name", 200),
+            ):
+                path = f"/v1/requests/{name}/cancel"
+                assert (await h.http.post(path, headers=bearer(key))).status_code == status
+            assert (await asking).status_code == 499
+
+    asyncio.run(run())

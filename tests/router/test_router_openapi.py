@@ -122,6 +122,14 @@ def test_every_reference_leads_somewhere() -> None:
     assert not [name for name in names if "__" in name], "two classes of one name"
 
 
+def test_what_needs_a_key_says_so() -> None:
+    paths = openapi_document(MODEL)["paths"]
+    chat, health = paths["/v1/chat/completions"]["post"], paths["/health"]["get"]
+    assert chat["security"] == [{}, {"apiKey": []}] and "security" not in health
+    assert {"401", "403", "429", "503"} <= set(chat["responses"])
+    assert set(health["responses"]) == {"200"}
+
+
 def test_bodies_are_described_down_to_their_fields() -> None:
     schemas = openapi_document(MODEL)["components"]["schemas"]
     chat = schemas["ChatBody"]
