@@ -86,6 +86,10 @@ class Texts:
         write = functools.partial(answer_grammar, wish, self.dialect, self.tokenizer, thinking)
         return await self._grammars.text(write, wish.param)
 
+    async def warm_up(self) -> None:
+        """Makes the vocabulary of grammars."""
+        await self._grammars.warm_up()
+
     def tail(self, prompt: Sequence[int]) -> str:
         """The end of a prompt's text."""
         return prompt_tail(self.tokenizer, prompt)
