@@ -33,7 +33,7 @@ from router.limits import (
     truncated,
 )
 from router.message.reader import MessageReader
-from router.message.thoughts import ThoughtSplitter, thinking_after
+from router.message.thoughts import Thinking, ThoughtSplitter, thinking_after
 from router.observe.origin import current_origin
 from router.observe.token_meter import TokenMeter
 from router.request_spec import ChatPrompt, RequestSpec
@@ -151,7 +151,7 @@ class Generation:
             return None
         splitter = None
         if dialect.thinks:
-            splitter = ThoughtSplitter(thinking_after(self._door.texts.tail(self.prompt_token_ids)))
+            splitter = ThoughtSplitter(self._thinking(self.prompt_token_ids))
         if tooling is None or dialect.tools is None:
             return None if splitter is None else MessageReader(splitter, None, new_request_id)
         parser = dialect.tools.parser(tooling.names)
@@ -291,8 +291,17 @@ class Generation:
         wish = Wish(self.spec.output_format, self.spec.tooling)
         if not needs_grammar(wish):
             return ""
-        is_chat = isinstance(self.spec.prompt, ChatPrompt)
-        return await self._door.texts.grammar(wish, prompt, is_chat=is_chat)
+        return await self._door.texts.grammar(wish, self._thinking(prompt))
+
+    def _thinking(self, token_ids: tuple[int, ...]) -> Thinking:
+        """Whether an answer to this prompt begins with thoughts."""
+        texts, prompt = self._door.texts, self.spec.prompt
+        if not isinstance(prompt, ChatPrompt) or not texts.dialect.thinks:
+            return Thinking.OVER
+        continued = None
+        if prompt.continue_final_message:
+            continued = str(prompt.messages[-1].get("content", ""))
+        return thinking_after(texts.tail(token_ids), continued)
 
     def _sampling(self, bad_words: tuple[tuple[int, ...], ...]) -> SamplingParams:
         spec, settings = self.spec, self._door.settings
