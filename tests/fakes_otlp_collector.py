@@ -99,7 +99,8 @@ def grpc_collector() -> Iterator[tuple[Collector, str]]:
     """A collector and its endpoint."""
     collector = Collector()
     server = grpc.server(ThreadPoolExecutor(4))
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
+    add = trace_service_pb2_grpc.add_TraceServiceServicer_to_server
+    add(collector, server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:

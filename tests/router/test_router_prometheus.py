@@ -151,7 +151,7 @@ def scraping(port: int) -> str:
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     config["rule_files"] = [str(DEPLOY / "prometheus/rules.yaml")]
     config["scrape_configs"][0]["static_configs"] = [{"targets": [f"127.0.0.1:{port}"]}]
-    return yaml.safe_dump(config)
+    return str(yaml.safe_dump(config))
 
 
 async def check(prometheus: Prometheus) -> None:

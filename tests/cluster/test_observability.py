@@ -1,7 +1,8 @@
-"""One request on a real pair is one tree of spans, made by three processes' worth of parts."""
+"""What a real pair tells of itself: a tree of spans a request, recent requests, shares of peaks."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 from fakes_otlp_collector import Collector, Seen, grpc_collector
 from fakes_real_house import PairHouse, pair_house
 
+from bench.exposition import gauge
+from core import metric_names as names
 from core.trace_context import new_trace_id
 from protos import inference_pb2 as pb
 
@@ -50,6 +53,8 @@ def made(model: Path, collector_at: tuple[Collector, str]) -> Iterator[PairHouse
     both = [
         f"observability.otlp_endpoint={collector_at[1]}",
         "observability.debug_requests=public",
+        "observability.peak_tflops=0.01",
+        "observability.peak_gbytes_per_s=1",
         f"model.model={model}",
     ]
     with pair_house(both=both) as house:
@@ -164,3 +169,25 @@ def test_recent_requests_are_shown_with_their_legs(made: PairHouse) -> None:
     assert str(PROMPT[3:6])[1:-1] not in json.dumps(shown)
     mine = made.house.loop.run(http.get("/debug/requests/mine")).json()["requests"]
     assert request["request_id"] in [r["request_id"] for r in mine]
+
+
+def test_workers_say_what_share_of_their_peaks_they_use(made: PairHouse) -> None:
+    ask(made, new_trace_id(), max_tokens=40)
+
+    async def shares() -> dict[str, dict[str, float]]:
+        """Once a load report has come that tells of steps on both."""
+        changed = asyncio.Event()
+        made.split.server.fleet.watch(changed.set)
+        while True:
+            changed.clear()
+            page = (await made.split.http.get("/metrics")).text
+            found = {name: gauge(page, name) for name in (names.WORKER_MFU, names.WORKER_MBU)}
+            if all(len(each) == 2 and all(each.values()) for each in found.values()):
+                return found
+            await changed.wait()
+
+    for each in made.house.loop.run(shares()).values():
+        assert set(each) == {
+            'role="decode",worker="decode-0"',
+            'role="prefill",worker="prefill-0"',
+        }
