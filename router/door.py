@@ -61,12 +61,8 @@ class Door:
 
         Raises ModelNotFoundError, and what `Admission.enter` raises.
         """
-        try:
-            check_model(model, self.settings.model)
-            self.admission.enter()
-        except TandemError as error:
-            self.metrics.refused(error.code)
-            raise
+        check_model(model, self.settings.model)
+        self.admission.enter()
         self._idle.clear()
 
     def begin(self, life: RequestLife) -> None:

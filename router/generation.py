@@ -83,7 +83,11 @@ class Generation:
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """What each choice gains, until all have ended. Raises TandemError; close it always."""
-        self._door.enter(self.spec.model)
+        try:
+            self._door.enter(self.spec.model)
+        except TandemError as error:
+            self._door.observer.refused(self._record, error)
+            raise
         self._door.observer.entered(self._record)
         outcome = "internal_error"
         try:

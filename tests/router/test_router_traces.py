@@ -78,6 +78,20 @@ def test_a_request_that_fails_is_a_span_that_failed(texts: Texts) -> None:
     assert root.failed and root.attributes["error.type"] == "internal_error"
 
 
+def test_a_request_that_was_not_let_in_is_told_as_well(texts: Texts) -> None:
+    async def test(h: House) -> None:
+        headers = {"x-request-id": "refused"}
+        refused = await h.http.post("/v1/completions", json=body(model="x"), headers=headers)
+        assert refused.status_code == 404
+        (shown,) = (await h.http.get("/debug/requests/refused")).json()["requests"]
+        assert (shown["outcome"], shown["num_attempts"]) == ("model_not_found", 0)
+        page = (await h.http.get("/metrics")).text
+        assert 'outcome="model_not_found"' in page
+
+    (root,) = spans_of(texts, test, {"debug_requests": "public"})
+    assert root.failed and root.attributes["error.type"] == "model_not_found"
+
+
 def test_only_the_asked_share_of_requests_is_traced(texts: Texts) -> None:
     async def test(h: House) -> None:
         assert (await h.http.post("/v1/completions", json=body())).status_code == 200
