@@ -160,7 +160,11 @@ class Generation:
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """What each choice gains, until all have ended. Raises TandemError; close it always."""
-        self._visit = visit = self._door.enter(self.spec.model, self._call)
+        try:
+            self._visit = visit = self._door.enter(self.spec.model, self._call)
+        except TandemError as error:
+            self._door.observer.refused(self._record, error)
+            raise
         self._door.running.add(self, *self._names)
         self._door.observer.entered(self._record)
         outcome = "internal_error"
