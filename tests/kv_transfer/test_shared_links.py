@@ -226,28 +226,23 @@ def test_who_has_no_token_of_an_awaited_link_is_cut_off_and_stops_none(
     close(link)
 
 
-def _dial_as(commands: Connection, rendezvous: Rendezvous, enter: Callable[[], None]) -> None:
-    """What becomes of a D that is somebody, or somewhere, else."""
+def _try_to_join(commands: Connection, rendezvous: Rendezvous, enter: Callable[[], None]) -> None:
+    """What becomes of a D that is somebody, or somewhere, else; and what it hears when it does not
+    care who P is. It knows the token."""
     enter()
     try:
         SharedLinkMaker().dial(rendezvous, NAME, LONG_S)
+        reason = "joined"
     except TransferError as error:
-        commands.send(error.reason)
-    else:
-        commands.send("joined")
-
-
-def _show_as(commands: Connection, rendezvous: Rendezvous, enter: Callable[[], None]) -> None:
-    """What a stranger hears who does not care who P is, and knows the token."""
-    enter()
+        reason = error.reason
+    heard = b""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
         stranger.settimeout(LONG_S)
-        heard = b""
         with contextlib.suppress(OSError):
             stranger.connect(_address(rendezvous.local))
             stranger.sendall(digest(NAME))
             heard = stranger.recv(100)
-    commands.send(heard)
+    commands.send((reason, heard))
 
 
 def _as_nobody() -> None:
@@ -259,16 +254,12 @@ def _in_a_network_of_its_own() -> None:
         raise OSError(ctypes.get_errno(), "no network namespace")
 
 
-def elsewhere(
-    run: Callable[[Connection, Rendezvous, Callable[[], None]], None],
-    maker: LinkMaker,
-    enter: Callable[[], None],
-) -> object:
-    """What `run` sends from another process."""
+def elsewhere(maker: LinkMaker, enter: Callable[[], None]) -> object:
+    """What `_try_to_join` says from another process."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["kv_transfer.service", "kv_transfer.receiver"])
     ours, theirs = context.Pipe()
-    process = context.Process(target=run, args=(theirs, maker.host(), enter))
+    process = context.Process(target=_try_to_join, args=(theirs, maker.host(), enter))
     process.start()
     theirs.close()
     try:
@@ -291,8 +282,7 @@ def test_another_user_joins_no_link_even_with_the_token_nor_does_who_is_elsewher
 ) -> None:
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(maker.accept, NAME, LONG_S)
-        assert elsewhere(_dial_as, maker, enter) == "incompatible"
-        assert elsewhere(_show_as, maker, enter) == b""
+        assert elsewhere(maker, enter) == ("incompatible", b"")
         assert not waiting.done()
         link = maker.dial(maker.host(), NAME, LONG_S), waiting.result(LONG_S)
     close(link)
