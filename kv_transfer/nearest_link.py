@@ -26,16 +26,11 @@ class NearestLinkMaker:
         self._network = network
 
     def host(self) -> Rendezvous:
-        here = self._network.host()
-        try:
-            return replace(here, local=self._near.host().local)
-        except TransferError as error:
-            _LOG.info("all KV links take the network: %s", error)
-            return here
+        return replace(self._network.host(), local=self._near_name())
 
     def accept(self, name: str, timeout_s: float) -> DataLink:
         """D comes one way; the other one is then given up."""
-        if not self.host().local:
+        if not self._near_name():
             return self._network.accept(name, timeout_s)
         far = _Accepting(self._network, name, timeout_s, on_end=lambda: self._near.abandon(name))
         try:
@@ -56,12 +51,20 @@ class NearestLinkMaker:
             except TransferError as error:
                 if error.reason != "incompatible":
                     raise
-                _LOG.debug("P is reached over the network: %s", error.message)
+                _LOG.info("a KV link takes the network: %s", error.message)
         return self._network.dial(rendezvous, name, timeout_s)
 
     def close(self) -> None:
         self._near.close()
         self._network.close()
+
+    def _near_name(self) -> str:
+        """Empty where the system gives us no near way."""
+        try:
+            return self._near.host().local
+        except TransferError as error:
+            _LOG.debug("all KV links take the network: %s", error.message)
+            return ""
 
 
 class _Accepting:

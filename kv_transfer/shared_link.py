@@ -220,7 +220,7 @@ class _SharedLink:
         """One word. Raises BlockingIOError if there is none, TransferError."""
         try:
             word, extra, _, _ = self._connection.recvmsg(
-                _WORD.size, socket.CMSG_SPACE(_DESCRIPTOR.size), socket.MSG_CMSG_CLOEXEC
+                _WORD.size, socket.CMSG_LEN(_DESCRIPTOR.size), socket.MSG_CMSG_CLOEXEC
             )
         except BlockingIOError:
             raise
@@ -232,6 +232,8 @@ class _SharedLink:
                 stack.callback(os.close, descriptor)
             if not word:
                 raise self._lost(ConnectionError("the peer closed the connection"))
+            if len(word) != _WORD.size:
+                raise self._corrupt(f"a word of {len(word)} bytes")
             kind, first, second = _WORD.unpack(word)
             self._take(kind, first, second, descriptors)
 

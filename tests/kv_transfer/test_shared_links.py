@@ -26,7 +26,7 @@ from core.errors import TransferError
 from kv_transfer.backend import Backend, make_links
 from kv_transfer.link import DataLink, LinkMaker, Pending, Rendezvous
 from kv_transfer.link_port import digest
-from kv_transfer.local_port import _address
+from kv_transfer.local_port import _address, dial_local
 from kv_transfer.nearest_link import NearestLinkMaker
 from kv_transfer.shared_link import SharedLinkMaker
 from kv_transfer.shared_memory import create_shared, map_shared
@@ -187,6 +187,21 @@ def test_memory_that_could_be_cut_short_is_not_read() -> None:
             map_shared(descriptor, SIZE - 1)
     finally:
         os.close(descriptor)
+
+
+@pytest.mark.parametrize("word", [b"x", bytes(17), bytes(50)], ids=["short", "unknown", "long"])
+def test_a_peer_that_says_what_makes_no_sense_loses_its_link(
+    maker: SharedLinkMaker, word: bytes
+) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        accepting = threads.submit(maker.accept, NAME, LONG_S)
+        with dial_local(maker.host().local, NAME, LONG_S) as peer:
+            link = accepting.result(LONG_S)
+            peer.send(word)
+            with pytest.raises(TransferError) as error:
+                link.recv(torch.zeros(1)).wait(LONG_S)
+    assert error.value.reason == "corrupt"
+    link.close()
 
 
 # Who may join
