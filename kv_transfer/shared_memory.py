@@ -47,6 +47,5 @@ _SEALS = (fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL) if IS_SUP
 
 def _mapped(descriptor: int, size_bytes: int) -> torch.Tensor:
     memory = mmap.mmap(descriptor, max(size_bytes, 1))
-    memory.madvise(mmap.MADV_HUGEPAGE)
     # It keeps the mapping for as long as it, or any part of it, is referred to
     return torch.frombuffer(memory, dtype=torch.uint8)[:size_bytes]

@@ -72,8 +72,9 @@ class Staging:
     """Slots for messages of blocks with `num_heads` heads each.
 
     In `memory`, uint8 [staging_bytes], if there is some. Else on the KV's device for NCCL; else on
-    the host: pinned if the KV is on a GPU, in huge pages if not: fewer pages to look up for a
-    socket's copies (0 to 10 % of their time, two noisy runs).
+    the host: pinned if the KV is on a GPU; if not, it takes as much as messages have filled. Huge
+    pages would spare a socket's copies 0 to 10 % of their time (two noisy runs), and cost every
+    link 2 MiB a slot for messages of any size.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class Staging:
         elif device.type == "cuda":
             self._slots = torch.empty(shape, dtype=torch.uint8, pin_memory=True)
         else:
-            self._slots = lazy_zeros(math.prod(shape)).view(shape)
+            self._slots = lazy_zeros(math.prod(shape), in_huge_pages=False).view(shape)
 
     def slot(self, seq: int, num_blocks: int) -> torch.Tensor:
         """Message `seq`'s buffer, [num_blocks, layer, k/v, kv_head, piece_bytes], contiguous."""
