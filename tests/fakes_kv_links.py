@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from fakes_certificates import certificates_in
@@ -17,6 +18,12 @@ from kv_transfer.torch_link import TorchLinkMaker
 
 HOST = "127.0.0.1"
 PATIENCE_S = 60.0
+NAME = "a secret token/link/0"
+SIZE = 1000
+"""Bytes that are shared."""
+
+Link = tuple[DataLink, DataLink]
+"""P's and D's end."""
 
 
 def gloo() -> LinkMaker:
@@ -51,3 +58,31 @@ def put(sending: DataLink, *messages: torch.Tensor) -> list[torch.Tensor]:
         begin, end = end, end + message.nbytes
         placed.append(memory[begin:end].view(message.dtype).view(message.shape).copy_(message))
     return placed
+
+
+def join(maker: LinkMaker, name: str = NAME, dialer: LinkMaker | None = None) -> Link:
+    with ThreadPoolExecutor(1) as threads:
+        accepting = threads.submit(maker.accept, name, PATIENCE_S)
+        receiving = (dialer or maker).dial(maker.host(), name, PATIENCE_S)
+        return accepting.result(PATIENCE_S), receiving
+
+
+def shared(link: Link) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same memory, as each end sees it."""
+    here, there = (end.share(SIZE, PATIENCE_S) for end in link)
+    assert here is not None and there is not None
+    return here, there
+
+
+def close(link: Link) -> None:
+    for end in link:
+        end.close()
+
+
+def is_shared(link: Link) -> bool:
+    ends = [end.share(SIZE, PATIENCE_S) for end in link]
+    return all(memory is not None for memory in ends)
+
+
+def random_bytes(size: int) -> torch.Tensor:
+    return torch.randint(256, (size,), dtype=torch.uint8)

@@ -1,43 +1,38 @@
-"""Links through shared memory: what is in place, who may join, and that nothing stays behind."""
+"""Links through shared memory: what is in place, and that nothing stays behind."""
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import gc
 import multiprocessing
 import os
 import signal
-import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 import torch
 from fakes_certificates import new_certificates
-from fakes_kv_links import link_maker, put
+from fakes_kv_links import (
+    NAME,
+    SIZE,
+    close,
+    join,
+    link_maker,
+    put,
+    random_bytes,
+    shared,
+)
 from fakes_kv_peers import LONG_S
 
 from core.errors import TransferError
-from kv_transfer.backend import Backend, make_links
-from kv_transfer.link import DataLink, LinkMaker, Pending, Rendezvous
-from kv_transfer.link_port import digest
-from kv_transfer.local_port import _address, dial_local
+from kv_transfer.link import Pending, Rendezvous
+from kv_transfer.local_port import dial_local
 from kv_transfer.nearest_link import NearestLinkMaker
 from kv_transfer.shared_link import SharedLinkMaker
 from kv_transfer.shared_memory import create_shared, map_shared
-
-NAME = "a secret token/link/0"
-SIZE = 1000
-NOBODY = 65534
-"""A user that runs no test."""
-CLONE_NEWNET = 0x40000000
-
-Link = tuple[DataLink, DataLink]
 
 
 @pytest.fixture
@@ -45,38 +40,6 @@ def maker() -> Iterator[SharedLinkMaker]:
     made = SharedLinkMaker()
     yield made
     made.close()
-
-
-def join(maker: LinkMaker, name: str = NAME, dialer: LinkMaker | None = None) -> Link:
-    """P's and D's end."""
-    with ThreadPoolExecutor(1) as threads:
-        accepting = threads.submit(maker.accept, name, LONG_S)
-        receiving = (dialer or maker).dial(maker.host(), name, LONG_S)
-        return accepting.result(LONG_S), receiving
-
-
-def shared(link: Link) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same memory, as each end sees it."""
-    here, there = (end.share(SIZE, LONG_S) for end in link)
-    assert here is not None and there is not None
-    return here, there
-
-
-def close(link: Link) -> None:
-    for end in link:
-        end.close()
-
-
-def is_shared(link: Link) -> bool:
-    ends = [end.share(SIZE, LONG_S) for end in link]
-    return all(memory is not None for memory in ends)
-
-
-def random_bytes(size: int) -> torch.Tensor:
-    return torch.randint(256, (size,), dtype=torch.uint8)
-
-
-# What is shared
 
 
 def test_a_message_is_in_place_when_it_arrives_and_stays_when_its_sender_is_gone(
@@ -202,193 +165,6 @@ def test_a_peer_that_says_what_makes_no_sense_loses_its_link(
                 link.recv(torch.zeros(1)).wait(LONG_S)
     assert error.value.reason == "corrupt"
     link.close()
-
-
-# Who may join
-
-
-def say(maker: LinkMaker, words: bytes) -> bytes:
-    """What a stranger of our user hears who says this."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
-        stranger.settimeout(LONG_S)
-        stranger.connect(_address(maker.host().local))
-        with contextlib.suppress(OSError):
-            stranger.sendall(words)
-            stranger.shutdown(socket.SHUT_WR)
-            return stranger.recv(100)
-        return b""
-
-
-@pytest.mark.parametrize(
-    "words",
-    [b"noise", bytes(32), digest("a guessed name"), bytes(200)],
-    ids=["too little", "zeros", "another token", "too much"],
-)
-def test_who_has_no_token_of_an_awaited_link_is_cut_off_and_stops_none(
-    maker: SharedLinkMaker, words: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kv_transfer.link_port.GREETING_TIMEOUT_S", 0.1)
-    with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(maker.accept, NAME, LONG_S)
-        assert say(maker, words) == b""
-        with pytest.raises(TransferError) as error:
-            maker.dial(maker.host(), "a guessed name", LONG_S)
-        assert error.value.reason == "peer_lost"
-        assert not waiting.done()
-        link = maker.dial(maker.host(), NAME, LONG_S), waiting.result(LONG_S)
-        with pytest.raises(TransferError):  # nor is there a second peer of one link
-            maker.dial(maker.host(), NAME, LONG_S)
-    close(link)
-
-
-def _try_to_join(commands: Connection, rendezvous: Rendezvous, enter: Callable[[], None]) -> None:
-    """What becomes of a D that is somebody, or somewhere, else; and what it hears when it does not
-    care who P is. It knows the token."""
-    enter()
-    try:
-        SharedLinkMaker().dial(rendezvous, NAME, LONG_S)
-        reason = "joined"
-    except TransferError as error:
-        reason = error.reason
-    heard = b""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
-        stranger.settimeout(LONG_S)
-        with contextlib.suppress(OSError):
-            stranger.connect(_address(rendezvous.local))
-            stranger.sendall(digest(NAME))
-            heard = stranger.recv(100)
-    commands.send((reason, heard))
-
-
-def _as_nobody() -> None:
-    os.setuid(NOBODY)
-
-
-def _in_a_network_of_its_own() -> None:
-    if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET):
-        raise OSError(ctypes.get_errno(), "no network namespace")
-
-
-def elsewhere(maker: LinkMaker, enter: Callable[[], None]) -> object:
-    """What `_try_to_join` says from another process."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["kv_transfer.service", "kv_transfer.receiver"])
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_try_to_join, args=(theirs, maker.host(), enter))
-    process.start()
-    theirs.close()
-    try:
-        assert ours.poll(LONG_S)
-        return ours.recv()
-    finally:
-        process.join(LONG_S)
-        ours.close()
-
-
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-
-
-@as_root
-@pytest.mark.parametrize(
-    "enter", [_as_nobody, _in_a_network_of_its_own], ids=["another user", "another network"]
-)
-def test_another_user_joins_no_link_even_with_the_token_nor_does_who_is_elsewhere(
-    maker: SharedLinkMaker, enter: Callable[[], None]
-) -> None:
-    with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(maker.accept, NAME, LONG_S)
-        assert elsewhere(maker, enter) == ("incompatible", b"")
-        assert not waiting.done()
-        link = maker.dial(maker.host(), NAME, LONG_S), waiting.result(LONG_S)
-    close(link)
-
-
-def test_nobody_shows_a_token_to_another_user(
-    maker: SharedLinkMaker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A name may be taken, once its P is dead, by whoever has seen it."""
-    host = maker.host()
-    monkeypatch.setattr("kv_transfer.local_port.os.geteuid", lambda: NOBODY)
-    with pytest.raises(TransferError, match="belongs to user") as error:
-        SharedLinkMaker().dial(host, NAME, LONG_S)
-    assert error.value.reason == "incompatible"
-
-
-# Which way is taken
-
-
-@pytest.mark.parametrize("network", ["gloo", "secure"])
-def test_workers_of_one_machine_share_memory_and_others_take_the_network(
-    network: str, tmp_path: Path
-) -> None:
-    tls = new_certificates(tmp_path)
-    maker = NearestLinkMaker(SharedLinkMaker(), link_maker(network, tls))
-    near = join(maker)
-    assert is_shared(near)
-    # The name of a machine where nobody like P is
-    elsewhere = replace(maker.host(), local="tandem-kv-of-another-machine")
-    with ThreadPoolExecutor(1) as threads:
-        accepting = threads.submit(maker.accept, "far", LONG_S)
-        far = maker.dial(elsewhere, "far", LONG_S), accepting.result(LONG_S)
-    assert not is_shared(far)
-    message, buffer = random_bytes(SIZE), torch.zeros(SIZE, dtype=torch.uint8)
-    pending = far[0].recv(buffer)
-    far[1].send(message).wait(LONG_S)
-    pending.wait(LONG_S)
-    assert torch.equal(message, buffer)
-    for link in (near, far):
-        close(link)
-    maker.close()
-
-
-@pytest.mark.parametrize(
-    ("of_p", "of_d", "expected"),
-    [
-        ("auto", "auto", True),
-        ("auto", "shm", True),
-        ("shm", "auto", True),
-        ("shm", "shm", True),
-        ("auto", "gloo", False),
-        ("gloo", "auto", False),
-    ],
-)
-def test_the_setting_of_either_side_forces_or_forbids_shared_memory(
-    of_p: Backend, of_d: Backend, expected: bool
-) -> None:
-    p, d = (make_links(backend, host="127.0.0.1", device="cpu") for backend in (of_p, of_d))
-    link = join(p, dialer=d)
-    assert is_shared(link) == expected
-    close(link)
-    for maker in (p, d):
-        maker.close()
-
-
-@pytest.mark.parametrize(("of_p", "of_d"), [("shm", "gloo"), ("gloo", "shm")])
-def test_sides_whose_settings_contradict_make_no_link(of_p: Backend, of_d: Backend) -> None:
-    p, d = (make_links(backend, host="127.0.0.1", device="cpu") for backend in (of_p, of_d))
-    with pytest.raises(TransferError) as error:
-        d.dial(p.host(), NAME, LONG_S)
-    assert error.value.reason == "incompatible"
-    for maker in (p, d):
-        maker.close()
-
-
-def test_a_system_without_shared_memory_takes_the_network(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def refuse(size_bytes: int) -> None:
-        raise PermissionError("not here")
-
-    monkeypatch.setattr("kv_transfer.shared_link.create_shared", refuse)
-    maker = make_links("auto", host="127.0.0.1", device="cpu")
-    assert maker.host().local == ""
-    link = join(maker)
-    assert not is_shared(link)
-    close(link)
-    maker.close()
-
-
-# What stays behind
 
 
 def _share_and_wait(commands: Connection, rendezvous: Rendezvous) -> None:
