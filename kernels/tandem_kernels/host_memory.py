@@ -24,8 +24,8 @@ def lazy_zeros(size_bytes: int, *, in_huge_pages: bool = True) -> Tensor:
     """
     # Private: shared anonymous memory gets no huge pages
     memory = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if in_huge_pages and hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE if in_huge_pages else mmap.MADV_NOHUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8)[:size_bytes]
 
 
