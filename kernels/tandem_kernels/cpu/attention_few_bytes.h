@@ -27,7 +27,7 @@ class FewBytes {
     const std::int64_t num_words = byte_words(call.cache.head_dim);
     return Scratch::measure<std::uint32_t>(padded_rows(rows) * 2 * num_words) +
            Scratch::measure<std::uint32_t>(2 * num_words) +
-           Scratch::measure<ByteQuery>(rows) +
+           Scratch::measure<ByteQuery>(rows) + Scratch::measure<float>(rows) +
            Scratch::measure<std::uint8_t>(rows * 2 * kTile) +
            Scratch::measure<float>(rows * kTile) + 4 * Scratch::measure<float>(kTile) +
            Scratch::measure<Int8Value>(spare_size(call));
@@ -41,6 +41,7 @@ class FewBytes {
         queries_(scratch.take<std::uint32_t>(padded_rows(rows) * 2 * num_words_)),
         row_(scratch.take<std::uint32_t>(2 * num_words_)),
         rows_(scratch.take<ByteQuery>(rows)),
+        largest_(scratch.take<float>(rows)),
         weights_(scratch.take<std::uint8_t>(rows * 2 * kTile)),
         scores_(scratch.take<float>(rows * kTile)),
         key_scales_(scratch.take<float>(kTile)),
@@ -60,10 +61,11 @@ class FewBytes {
 
   // Of rows 0 .. n with the keys of `span`: exponents, which take in those of the values' scales.
   void score(const Reader& reader, Span span, std::int64_t n, TileWalk& walk) {
-    load_scales(reader, span);
     const Runs keys = reader.whole_runs(false, spare_);
     const std::int64_t vectors = (span.end - span.begin) / kLanes;
-    walk.use_tile(fetches_, vectors * (num_words_ / kHalf + n + kLanes / kBytesPerWord));
+    walk.use_tile(fetches_, vectors * (kScalesWeight + kScoreWeight * num_words_ / score_columns() +
+                                       kWeighWeight * n + kRunWeight * kLanes / kRunKeys));
+    load_scales(reader, span);
     for (std::int64_t r = 0; r < n; r += kScoreRows) {
       with_count<kScoreRows>(static_cast<int>(n - r),
                              [&](auto rows) { score_block<rows.value>(keys, span, r); });
@@ -73,14 +75,15 @@ class FewBytes {
   // The row's largest exponent. Keys of `span` outside `own` get the weight 0.
   float mask_and_find_largest(std::int64_t r, Span own, Span span) {
     float* scores = scores_ + r * kTile;
+    if (own.begin <= span.begin && span.end <= own.end) return largest_[r];
     if (own.empty()) own = {span.end, span.end};
     for (std::int64_t i = span.begin; i < own.begin; ++i) scores[i] = kUnseen;
     for (std::int64_t i = own.end; i < span.end; ++i) scores[i] = kUnseen;
-    Floats highest = broadcast(kUnseen);
+    Floats largest = broadcast(kUnseen);
     for (std::int64_t i = span.begin; i < span.end; i += kLanes) {
-      highest = larger(highest, load(scores + i));
+      largest = larger(largest, load(scores + i));
     }
-    return largest_lane(highest);
+    return largest_lane(largest);
   }
 
   // Turns a row's exponents into weights; returns their sum.
@@ -91,7 +94,7 @@ class FewBytes {
     const Floats largest = broadcast(row_largest);
     Floats total{};
     for (std::int64_t i = span.begin; i < span.end; i += kLanes) {
-      fetches_.step();
+      fetches_.step(kWeighWeight);
       const Floats weight = PairWords::weight(load(scores + i) - largest);
       total = fused(weight, load(value_inverses_ + i), total);
       const __m512i whole = whole_weight(weight, load(value_factors_ + i));
@@ -126,6 +129,11 @@ class FewBytes {
 
  private:
   static constexpr int kScoreRows = 8;
+  // How long steps of the work take beside each other, measured
+  static constexpr int kScalesWeight = 4;  // a vector of keys
+  static constexpr int kScoreWeight = 4;   // a vector of keys, score_columns() words
+  static constexpr int kWeighWeight = 1;   // a vector of keys of one row
+  static constexpr int kRunWeight = 3;     // the values of a run
   static constexpr std::int64_t kQueryWords = 2 * kScoreRows;
   // Rows whose sums fit the registers: of all four vectors of a row of bytes, of two of them
   static constexpr int kWholeRows = 3;
@@ -139,6 +147,11 @@ class FewBytes {
     return queries_ + r / kScoreRows * num_words_ * kQueryWords;
   }
 
+  // Words of a key that are transposed at a time.
+  std::int64_t score_columns() const {
+    return d_ % (kHalf * kBytesPerWord) == 0 ? kHalf : kLanes;
+  }
+
   static std::int64_t spare_size(const AttentionCall& call) {
     return Reader::kSpareRuns * kRunKeys * call.cache.head_dim;
   }
@@ -147,6 +160,7 @@ class FewBytes {
 
   void load_scales(const Reader& reader, Span span) {
     for (std::int64_t key = span.begin; key < span.end; key += kLanes) {
+      fetches_.step(kScalesWeight);
       const ValueScales scales(reader.value_scales(key));
       store(key_scales_ + key, reader.key_scales(key));
       store(value_exponents_ + key, scales.exponents);
@@ -159,7 +173,7 @@ class FewBytes {
   template <int R>
   [[gnu::noinline]] void score_block(const Runs& keys, Span span, std::int64_t first) {
     std::int64_t key = span.begin;
-    if (d_ % (kHalf * kBytesPerWord) == 0) {
+    if (score_columns() == kHalf) {
       // Two vectors of keys share what a query's words are loaded for
       for (; R <= 3 && key + 2 * kLanes <= span.end; key += 2 * kLanes) {
         score_vectors<R, 2, kHalf>(keys, key, first);
@@ -171,9 +185,14 @@ class FewBytes {
     for (int r = 0; r < R; ++r) {
       float* scores = scores_ + (first + r) * kTile;
       const Floats scale = broadcast(rows_[first + r].scale);
+      Floats largest = broadcast(kUnseen);
       for (std::int64_t i = span.begin; i < span.end; i += kLanes) {
-        store(scores + i, exponents_.of(load(scores + i), scale, load(value_exponents_ + i)));
+        const Floats exponents =
+            exponents_.of(load(scores + i), scale, load(value_exponents_ + i));
+        largest = larger(largest, exponents);
+        store(scores + i, exponents);
       }
+      largest_[first + r] = largest_lane(largest);
     }
   }
 
@@ -197,7 +216,7 @@ class FewBytes {
 #pragma GCC unroll 2
       for (int v = 0; v < V; ++v) {
         load_columns(runs[2 * v], runs[2 * v + 1], w, block[v]);
-        fetches_.step();
+        if (first == 0) fetches_.step(kScoreWeight);
       }
       const std::uint32_t* query = queries_of(first) + w * kQueryWords;
 #pragma GCC unroll 16
@@ -257,15 +276,16 @@ class FewBytes {
 #pragma GCC unroll 8
       for (int v = 0; v < V; ++v) high[r][v] = low[r][v] = Ints{};
     }
+    const bool fetches = first == 0 && dim == 0 && First == 0;
     const __mmask64 kept = d_ - dim >= kVectorBytes ? ~__mmask64{0} : (__mmask64{1} << (d_ - dim)) - 1;
     for (std::int64_t key = span.begin; key < span.end; key += kRunKeys) {
+      if (fetches) fetches_.step(kRunWeight);
       const Int8Value* run = values.of[key / kRunKeys] + dim;
       const std::uint8_t* weights = weights_ + first * 2 * kTile + key;
 #pragma GCC unroll 2
       for (int k = 0; k < kRunKeys; k += kBytesPerWord) {
         const auto row = [&](int i) { return _mm512_maskz_loadu_epi8(kept, run + (k + i) * d_); };
         Words columns[V];
-        fetches_.step();
         interleave<First>(row(0), row(1), row(2), row(3), columns);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
@@ -302,6 +322,7 @@ class FewBytes {
   std::uint32_t* const queries_;  // [rows / kScoreRows][num_words][kScoreRows][high, low]
   std::uint32_t* const row_;      // [high, low][num_words]
   ByteQuery* const rows_;         // [rows]
+  float* const largest_;          // [rows], exponents of the tile
   std::uint8_t* const weights_;   // [rows][high, low][kTile]
   float* const scores_;           // [rows][kTile]
   float* const key_scales_;       // [kTile], as the next three

@@ -45,10 +45,15 @@ class FetchSteps {
     }
   }
 
-  void divide(std::int64_t num_steps) { step_pieces_ = (num_pieces_ + num_steps - 1) / num_steps; }
+  // What all steps weigh together, by the time that passes between one and the next.
+  void divide(std::int64_t total_weight) {
+    due_ = 0;
+    due_per_weight_ = num_pieces_ * kWhole / total_weight;
+  }
 
-  [[gnu::always_inline]] void step() {
-    for (std::int64_t i = 0; i < step_pieces_ && next_ < num_pieces_; ++i, ++next_) {
+  [[gnu::always_inline]] void step(std::int64_t weight) {
+    due_ += weight * due_per_weight_;
+    for (; due_ >= kWhole && next_ < num_pieces_; due_ -= kWhole, ++next_) {
       const Piece& piece = pieces_[next_];
       __builtin_prefetch(piece.from, 0, 2);
       __builtin_prefetch(piece.from + 64, 0, 2);
@@ -61,13 +66,15 @@ class FetchSteps {
  private:
   static constexpr std::int64_t kPieceBytes = 256;
   static constexpr std::int64_t kMostPieces = 512;
+  static constexpr std::int64_t kWhole = 1 << 16;
 
   struct Piece {
     const char* from;
     const void* beside;  // the scales
   };
 
-  std::int64_t num_pieces_ = 0, next_ = 0, step_pieces_ = 0;
+  std::int64_t num_pieces_ = 0, next_ = 0;
+  std::int64_t due_ = 0, due_per_weight_ = 0;  // pieces x kWhole
   Piece pieces_[kMostPieces];
 };
 
@@ -100,8 +107,8 @@ class TileWalk {
     prefetch(2 * num_keys / kRunKeys);
   }
 
-  // The same for all keys of the tile and their values: sets what to fetch in so many steps.
-  void use_tile(FetchSteps& steps, std::int64_t num_steps) {
+  // The same for all keys of the tile and their values: sets what to fetch in steps that weigh so much.
+  void use_tile(FetchSteps& steps, std::int64_t total_weight) {
     const Span keys = current().keys.widened();
     const std::int64_t used = 2 * (keys.end - keys.begin);
     lead_ -= used;
@@ -109,7 +116,7 @@ class TileWalk {
     fetch(2 * used / kRunKeys, [&](const TileRuns& tile, Span runs, bool values) {
       steps.add(tile, call_.cache, runs, run_bytes_, values);
     });
-    steps.divide(num_steps);
+    steps.divide(total_weight);
   }
 
  private:
