@@ -23,28 +23,24 @@ class FewBytes {
   using Value = Int8Value;
   using Reader = TileReader<Int8Value>;
 
-  static std::size_t scratch_bytes(const AttentionCall& call, std::int64_t rows,
-                                   std::int64_t heads) {
+  static std::size_t scratch_bytes(const AttentionCall& call, std::int64_t rows) {
     const std::int64_t num_words = byte_words(call.cache.head_dim);
-    return Scratch::measure<std::uint32_t>(heads * padded_rows(rows) * 2 * num_words) +
+    return Scratch::measure<std::uint32_t>(padded_rows(rows) * 2 * num_words) +
            Scratch::measure<std::uint32_t>(2 * num_words) +
-           Scratch::measure<ByteQuery>(heads * rows) + Scratch::measure<float>(rows) +
+           Scratch::measure<ByteQuery>(rows) + Scratch::measure<float>(rows) +
            Scratch::measure<std::uint8_t>(rows * 2 * kTile) +
            Scratch::measure<float>(rows * kTile) + 4 * Scratch::measure<float>(kTile) +
            Scratch::measure<Int8Value>(spare_size(call));
   }
 
-  // For at most `rows` rows of `heads` KV heads.
-  FewBytes(const AttentionCall& call, std::int64_t rows, std::int64_t heads, Scratch& scratch)
+  // For at most `rows` rows.
+  FewBytes(const AttentionCall& call, std::int64_t rows, Scratch& scratch)
       : exponents_(call.attention),
         d_(call.cache.head_dim),
         num_words_(byte_words(call.cache.head_dim)),
-        max_rows_(rows),
-        all_queries_(scratch.take<std::uint32_t>(heads * padded_rows(rows) * 2 * num_words_)),
+        queries_(scratch.take<std::uint32_t>(padded_rows(rows) * 2 * num_words_)),
         row_(scratch.take<std::uint32_t>(2 * num_words_)),
-        all_rows_(scratch.take<ByteQuery>(heads * rows)),
-        queries_(all_queries_),
-        rows_(all_rows_),
+        rows_(scratch.take<ByteQuery>(rows)),
         largest_(scratch.take<float>(rows)),
         weights_(scratch.take<std::uint8_t>(rows * 2 * kTile)),
         scores_(scratch.take<float>(rows * kTile)),
@@ -53,12 +49,6 @@ class FewBytes {
         value_factors_(scratch.take<float>(kTile)),
         value_inverses_(scratch.take<float>(kTile)),
         spare_(scratch.take<Int8Value>(spare_size(call))) {}
-
-  // What follows is of this KV head.
-  void select(std::int64_t head) {
-    queries_ = all_queries_ + head * padded_rows(max_rows_) * 2 * num_words_;
-    rows_ = all_rows_ + head * max_rows_;
-  }
 
   void load_query(std::int64_t r, const E* from) {
     rows_[r] = ByteQuery::of(from, d_, num_words_, row_);
@@ -329,13 +319,9 @@ class FewBytes {
   const Exponents exponents_;
   const std::int64_t d_;
   const std::int64_t num_words_;
-  const std::int64_t max_rows_;
-  std::uint32_t* const all_queries_;  // [KV heads][rows / kScoreRows][num_words][kScoreRows][2]
-  std::uint32_t* const row_;          // [high, low][num_words]
-  ByteQuery* const all_rows_;         // [KV heads][rows]
-  // Of the KV head that is computed
-  std::uint32_t* queries_;
-  ByteQuery* rows_;
+  std::uint32_t* const queries_;  // [rows / kScoreRows][num_words][kScoreRows][high, low]
+  std::uint32_t* const row_;      // [high, low][num_words]
+  ByteQuery* const rows_;         // [rows]
   float* const largest_;          // [rows], exponents of the tile
   std::uint8_t* const weights_;   // [rows][high, low][kTile]
   float* const scores_;           // [rows][kTile]

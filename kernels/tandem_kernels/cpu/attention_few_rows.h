@@ -19,6 +19,9 @@
 
 namespace tandem {
 
+// Below as many rows as this, lanes that are rows would mostly be empty (many_rows.h).
+constexpr std::int64_t kFewRows = kLanes > 8 ? 8 : kLanes / 2;
+
 template <class Tile>
 class FewRows {
  public:
@@ -30,14 +33,14 @@ class FewRows {
         group_(call.group()),
         d_(call.cache.head_dim),
         width_(padded_width(d_)),
-        tile_(with_room(call, scratch), max_rows(call), most_heads_of_few(call), scratch),
-        all_rows_(scratch.take<float>(most_heads_of_few(call) * max_rows(call) * row_size(call))),
+        tile_(with_room(call, scratch), max_rows(call), scratch),
+        rows_{scratch.take<float>(max_rows(call) * row_size(call)), row_size(call)},
         tile_rows_{scratch.take<float>(max_rows(call) * row_size(call)), row_size(call)},
         zeros_(scratch.take<T>(width_)) {
     std::fill_n(zeros_, width_, T{});
   }
 
-  // Floats that `partials` of a job need for each of its tiles and KV heads.
+  // Floats that `partials` of a job need for each of its tiles.
   static std::int64_t partial_size(const AttentionCall& call) {
     return call.group() * row_size(call);
   }
@@ -46,30 +49,26 @@ class FewRows {
   void compute(const TileRange& range) {
     TileWalk walk(call_, range);
     for (const AttentionJob* job = range.first; job != range.end; ++job) {
-      for (std::int64_t head = 0; head < job->num_kv_heads; ++head) load_queries(*job, head);
+      load_queries(*job);
       for (std::int64_t tile = range.first_tile_of(*job); tile < range.end_tile_of(*job); ++tile) {
-        for (std::int64_t head = 0; head < job->num_kv_heads; ++head) {
-          add_tile(*job, head, tile, walk);
-        }
+        add_tile(*job, tile, walk);
         walk.advance();
       }
-      if (job->partials != nullptr) continue;
-      for (std::int64_t head = 0; head < job->num_kv_heads; ++head) finish(*job, head);
+      if (job->partials == nullptr) finish(*job);
     }
   }
 
   // Merges the partials of a job that several parts computed.
   void merge_partials(const AttentionJob& job) {
     const std::int64_t n = num_rows(job);
-    for (std::int64_t head = 0; head < job.num_kv_heads; ++head) {
-      const RowSums rows = rows_of(head);
-      clear(rows, 0, n);
-      for (std::int64_t tile = 0; tile < job.num_tiles(); ++tile) {
-        const RowSums partials = partials_of(job, head, job.first_tile + tile);
-        for (std::int64_t r = 0; r < n; ++r) merge(rows.row(r), partials.row(r), width_);
+    const RowSums partials{job.partials, rows_.row_size};
+    clear(0, n);
+    for (std::int64_t tile = 0; tile < job.num_tiles(); ++tile) {
+      for (std::int64_t r = 0; r < n; ++r) {
+        merge(rows_.row(r), partials.row(tile * n + r), width_);
       }
-      finish(job, head);
     }
+    finish(job);
   }
 
  private:
@@ -82,55 +81,36 @@ class FewRows {
 
   static const AttentionCall& with_room(const AttentionCall& call, Scratch& scratch) {
     const std::int64_t rows = max_rows(call);
-    const std::int64_t heads = most_heads_of_few(call);
-    scratch.reset(Tile::scratch_bytes(call, rows, heads) +
-                  Scratch::measure<float>(heads * rows * row_size(call)) +
-                  Scratch::measure<float>(rows * row_size(call)) +
+    scratch.reset(Tile::scratch_bytes(call, rows) +
+                  2 * Scratch::measure<float>(rows * row_size(call)) +
                   Scratch::measure<T>(padded_width(call.cache.head_dim)));
     return call;
   }
 
   std::int64_t num_rows(const AttentionJob& job) const { return (job.end - job.begin) * group_; }
 
-  RowSums rows_of(std::int64_t head) const {
-    const std::int64_t row_size = tile_rows_.row_size;
-    return {all_rows_ + head * max_rows(call_) * row_size, row_size};
-  }
-
-  RowSums partials_of(const AttentionJob& job, std::int64_t head, std::int64_t tile) const {
-    const std::int64_t index = (tile - job.first_tile) * job.num_kv_heads + head;
-    return {job.partials + index * partial_size(call_), tile_rows_.row_size};
-  }
-
-  void clear(const RowSums& rows, std::int64_t first, std::int64_t n) const {
-    std::fill_n(rows.row(first).largest, n * rows.row_size, 0.0f);
-    for (std::int64_t r = first; r < first + n; ++r) *rows.row(r).largest = kUnseen;
-  }
-
-  std::int64_t query_head(const AttentionJob& job, std::int64_t head, std::int64_t r) const {
-    return (job.kv_head + head) * group_ + r % group_;
+  void clear(std::int64_t first, std::int64_t n) const {
+    std::fill_n(rows_.row(first).largest, n * rows_.row_size, 0.0f);
+    for (std::int64_t r = first; r < first + n; ++r) *rows_.row(r).largest = kUnseen;
   }
 
   // Row r = token x group + head, as in the tensor.
-  void load_queries(const AttentionJob& job, std::int64_t head) {
+  void load_queries(const AttentionJob& job) {
     const E* q = static_cast<const E*>(call_.q);
-    tile_.select(head);
     for (std::int64_t r = 0; r < num_rows(job); ++r) {
-      const std::int64_t token = job.begin + r / group_;
-      tile_.load_query(r, q + token * call_.q_stride + query_head(job, head, r) * d_);
+      const std::int64_t token = job.begin + r / group_, head = job.kv_head * group_ + r % group_;
+      tile_.load_query(r, q + token * call_.q_stride + head * d_);
     }
   }
 
-  void add_tile(const AttentionJob& job, std::int64_t head, std::int64_t tile, TileWalk& walk) {
+  void add_tile(const AttentionJob& job, std::int64_t tile, TileWalk& walk) {
     const TileRuns& runs = walk.current();
-    const TileReader<T> reader(call_, runs, head, zeros_);
+    const TileReader<T> reader(call_, runs, zeros_);
     const Span keys = runs.keys.widened();
     const std::int64_t n = num_rows(job);
-    const RowSums rows = rows_of(head);
     // Nothing to merge the first tile with
     const bool is_first = tile == job.first_tile && job.partials == nullptr;
-    const RowSums& sums = is_first ? rows : tile_rows_;
-    tile_.select(head);
+    const RowSums& sums = is_first ? rows_ : tile_rows_;
     tile_.score(reader, keys, n, walk);
     for (std::int64_t r = 0; r < n; ++r) {
       *sums.row(r).largest = tile_.mask_and_find_largest(r, own_keys(job, r, tile), keys);
@@ -141,15 +121,15 @@ class FewRows {
     tile_.weigh_values(reader, keys, n, sums, walk);
     if (job.partials != nullptr) {
       std::copy_n(tile_rows_.begin, n * tile_rows_.row_size,
-                  partials_of(job, head, tile).begin);
+                  job.partials + (tile - job.first_tile) * n * tile_rows_.row_size);
       return;
     }
     for (std::int64_t r = 0; r < n; ++r) {
       const bool is_empty = own_keys(job, r, tile).empty();
       if (is_first) {
-        if (is_empty) clear(rows, r, 1);
+        if (is_empty) clear(r, 1);
       } else if (!is_empty) {
-        merge(rows.row(r), tile_rows_.row(r), width_);
+        merge(rows_.row(r), tile_rows_.row(r), width_);
       }
     }
   }
@@ -158,12 +138,12 @@ class FewRows {
     return call_.seen(job.sequence, job.begin + (group_ == 1 ? r : r / group_), tile);
   }
 
-  void finish(const AttentionJob& job, std::int64_t head) const {
+  void finish(const AttentionJob& job) const {
     E* out = static_cast<E*>(call_.out);
     for (std::int64_t r = 0; r < num_rows(job); ++r) {
-      const RowSum row = rows_of(head).row(r);
-      const std::int64_t token = job.begin + r / group_;
-      E* to = out + (token * call_.attention.num_heads + query_head(job, head, r)) * d_;
+      const RowSum row = rows_.row(r);
+      const std::int64_t token = job.begin + r / group_, head = job.kv_head * group_ + r % group_;
+      E* to = out + (token * call_.attention.num_heads + head) * d_;
       const Floats share = 1.0f / broadcast(*row.total);
       for (std::int64_t i = 0; i < d_; i += kLanes) {
         const Floats values = load(row.values + i) * share;
@@ -181,7 +161,7 @@ class FewRows {
   const std::int64_t d_;
   const std::int64_t width_;
   Tile tile_;
-  float* const all_rows_;  // [KV heads][rows][row_size]
+  const RowSums rows_;
   const RowSums tile_rows_;  // of the tile alone
   T* const zeros_;
 };

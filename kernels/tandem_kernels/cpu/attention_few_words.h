@@ -20,28 +20,22 @@ class FewWords {
   using Element = E;
   using Value = T;
 
-  static std::size_t scratch_bytes(const AttentionCall& call, std::int64_t rows,
-                                   std::int64_t heads) {
-    return Scratch::measure<std::uint32_t>(heads * rows * words_of(call)) +
+  static std::size_t scratch_bytes(const AttentionCall& call, std::int64_t rows) {
+    return Scratch::measure<std::uint32_t>(rows * words_of(call)) +
            Scratch::measure<std::uint32_t>(rows * kTile) + Scratch::measure<float>(rows * kTile) +
            Scratch::measure<float>(kTile);
   }
 
-  // For at most `rows` rows of `heads` KV heads.
-  FewWords(const AttentionCall& call, std::int64_t rows, std::int64_t heads, Scratch& scratch)
+  // For at most `rows` rows.
+  FewWords(const AttentionCall& call, std::int64_t rows, Scratch& scratch)
       : exponents_(call.attention),
         d_(call.cache.head_dim),
         num_words_(words_of(call)),
         width_(padded_width(d_)),
-        max_rows_(rows),
-        all_queries_(scratch.take<std::uint32_t>(heads * rows * num_words_)),
-        queries_(all_queries_),
+        queries_(scratch.take<std::uint32_t>(rows * num_words_)),
         weights_(scratch.take<std::uint32_t>(rows * kTile)),
         scores_(scratch.take<float>(rows * kTile)),
         value_scales_(scratch.take<float>(kTile)) {}
-
-  // What follows is of this KV head.
-  void select(std::int64_t head) { queries_ = all_queries_ + head * max_rows_ * num_words_; }
 
   void load_query(std::int64_t r, const E* from) {
     for (std::int64_t w = 0; w < num_words_; w += kLanes) {
@@ -257,9 +251,7 @@ class FewWords {
   const std::int64_t d_;
   const std::int64_t num_words_;
   const std::int64_t width_;
-  const std::int64_t max_rows_;
-  std::uint32_t* const all_queries_;  // [KV heads][rows][num_words], whole vectors
-  std::uint32_t* queries_;            // of the KV head that is computed
+  std::uint32_t* const queries_;  // [rows][num_words], whole vectors
   std::uint32_t* const weights_;  // [rows][kWeightWords]
   float* const scores_;           // [rows][kTile]
   float* const value_scales_;     // [kTile]

@@ -113,7 +113,7 @@ class ManyRows {
   void pack(const AttentionJob& job, std::int64_t tile) {
     TileRuns runs;
     runs.locate(call_, job.sequence, job.kv_head, tile, job.read(call_, tile));
-    tile_.pack(TileReader<T>(call_, runs, 0, zeros_), runs.keys.widened());
+    tile_.pack(TileReader<T>(call_, runs, zeros_), runs.keys.widened());
   }
 
   template <int V>

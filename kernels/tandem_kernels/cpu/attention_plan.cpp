@@ -10,21 +10,8 @@ namespace {
 constexpr std::int64_t kReadingRows = 8;
 // No part is smaller: some four tiles of one decode row, about 10 us.
 constexpr std::int64_t kMinPart = 4 * (kReadingRows + 3);
-// So many jobs, or tiles of them, must there be for each thread before KV heads share one.
-constexpr std::int64_t kTilesPerThread = 4;
 // Parts of a thread: what one of them is late, the others make up for.
 constexpr std::int64_t kPartsPerThread = 8;
-
-// KV heads of a job of few rows: not so many that threads go without.
-std::int64_t heads_of_few(const AttentionCall& call, int num_threads) {
-  const std::int64_t most = most_heads_of_few(call);
-  if (num_threads == 1) return most;
-  std::int64_t tiles = 0;
-  for (std::int64_t s = 0; s < call.batch.num_sequences; ++s) {
-    tiles += (call.batch.context_lens[s] + kTile - 1) / kTile;
-  }
-  return tiles * call.cache.num_kv_heads / most < kTilesPerThread * num_threads ? 1 : most;
-}
 
 }  // namespace
 
@@ -34,8 +21,7 @@ void AttentionPlan::make(const AttentionCall& call, int num_threads,
   parts_.clear();
   num_partials_ = 0;
   std::int64_t total = 0;
-  const std::int64_t few_heads = heads_of_few(call, num_threads);
-  for (std::int64_t s = 0; s < call.batch.num_sequences; ++s) total += add_jobs(call, s, few_heads);
+  for (std::int64_t s = 0; s < call.batch.num_sequences; ++s) total += add_jobs(call, s);
   if (jobs_.empty()) return;
   if (num_threads == 1 || total < 2 * kMinPart) {
     parts_.push_back({0, static_cast<std::int64_t>(jobs_.size()), 0, 0, total});
@@ -48,21 +34,16 @@ void AttentionPlan::make(const AttentionCall& call, int num_threads,
 }
 
 // Returns what they cost.
-std::int64_t AttentionPlan::add_jobs(const AttentionCall& call, std::int64_t s,
-                                     std::int64_t few_heads) {
+std::int64_t AttentionPlan::add_jobs(const AttentionCall& call, std::int64_t s) {
   const std::int64_t step = job_tokens(call.group()), last = call.batch.query_starts[s + 1];
-  const bool is_few = (last - call.batch.query_starts[s]) * call.group() <= kFewRows;
-  const std::int64_t most_heads = is_few ? few_heads : 1;
   std::int64_t total = 0;
-  for (std::int64_t head = 0; head < call.cache.num_kv_heads; head += most_heads) {
-    const std::int64_t num_heads = std::min(most_heads, call.cache.num_kv_heads - head);
+  for (std::int64_t head = 0; head < call.cache.num_kv_heads; ++head) {
     for (std::int64_t begin = call.batch.query_starts[s]; begin < last; begin += step) {
       const std::int64_t end = std::min(begin + step, last);
       const std::int64_t first_tile = call.first_key(call.position(s, begin)) / kTile;
       const std::int64_t end_tile = call.position(s, end - 1) / kTile + 1;
-      const std::int64_t cost =
-          (end_tile - first_tile) * num_heads * ((end - begin) * call.group() + kReadingRows);
-      jobs_.push_back({s, head, num_heads, begin, end, first_tile, end_tile, cost, nullptr});
+      const std::int64_t cost = (end_tile - first_tile) * ((end - begin) * call.group() + kReadingRows);
+      jobs_.push_back({s, head, begin, end, first_tile, end_tile, cost, nullptr});
       total += cost;
     }
   }
@@ -98,7 +79,7 @@ void AttentionPlan::share(std::int64_t index, std::int64_t target) {
     const std::int64_t end = std::min(tile + step, job.end_tile);
     parts_.push_back({index, index + 1, tile, end, (end - tile) * tile_cost});
   }
-  num_partials_ += job.num_tiles() * job.num_kv_heads;
+  num_partials_ += job.num_tiles();
 }
 
 void AttentionPlan::place_partials(std::int64_t floats_per_tile) {
@@ -109,7 +90,7 @@ void AttentionPlan::place_partials(std::int64_t floats_per_tile) {
     AttentionJob& job = jobs_[part.first];
     if (part.first_tile == part.end_tile || job.partials != nullptr) continue;
     job.partials = place;
-    place += job.num_tiles() * job.num_kv_heads * floats_per_tile;
+    place += job.num_tiles() * floats_per_tile;
   }
 }
 

@@ -1,14 +1,12 @@
 // How one call of attention is divided: jobs, tiles of jobs, and parts that threads take.
 //
-//   job   = some consecutive queries of one sequence x all query heads of one KV head; of some KV
-//           heads in decode, as their keys and values lie side by side
+//   job   = some consecutive queries of one sequence x all query heads of one KV head
 //   part  = some jobs, or some tiles of a decode job; longest first, so that threads end together
 //
 // The results of a decode job's tiles are kept apart where parts share the job, and merged after
 // all parts have ended, in the order of the tiles as ever: cuts never show in the result.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -18,11 +16,11 @@ namespace tandem {
 
 struct AttentionJob {
   std::int64_t sequence;
-  std::int64_t kv_head, num_kv_heads;
+  std::int64_t kv_head;
   std::int64_t begin, end;  // query rows
   std::int64_t first_tile, end_tile;
   std::int64_t cost;
-  float* partials;  // set where parts share the job: [tiles][KV heads][partial size]
+  float* partials;  // set where parts share the job: [tiles][partial size]
 
   bool can_be_cut() const { return end - begin == 1; }
   std::int64_t num_tiles() const { return end_tile - first_tile; }
@@ -39,21 +37,10 @@ struct AttentionPart {
   std::int64_t cost;
 };
 
-// Up to as many rows, lanes that are rows would mostly be empty (attention_few_rows.h).
-constexpr std::int64_t kFewRows = kLanes > 8 ? 8 : kLanes / 2;
-
-// KV heads that a job of few rows may have: their tiles stay in the second-level cache until each
-// has had its turn.
-inline std::int64_t most_heads_of_few(const AttentionCall& call) {
-  constexpr std::int64_t kBytes = 192 * 1024;
-  const std::int64_t tile_bytes = 2 * kTile * call.cache.head_dim * value_bytes(call.cache.type);
-  return std::clamp<std::int64_t>(kBytes / tile_bytes, 1, call.cache.num_kv_heads);
-}
-
 // Kept from call to call, so that planning allocates nothing.
 class AttentionPlan {
  public:
-  // `floats_per_tile` is what a shared job's partials need for each of its tiles and KV heads.
+  // `floats_per_tile` is what a shared job's partials need for each of its tiles.
   void make(const AttentionCall& call, int num_threads, std::int64_t floats_per_tile);
 
   const std::vector<AttentionJob>& jobs() const { return jobs_; }
@@ -61,7 +48,7 @@ class AttentionPlan {
   bool has_partials() const { return num_partials_ > 0; }
 
  private:
-  std::int64_t add_jobs(const AttentionCall& call, std::int64_t s, std::int64_t few_heads);
+  std::int64_t add_jobs(const AttentionCall& call, std::int64_t s);
   void add_parts(std::int64_t target);
   void share(std::int64_t job, std::int64_t target);
   void place_partials(std::int64_t floats_per_tile);
@@ -69,7 +56,7 @@ class AttentionPlan {
   std::vector<AttentionJob> jobs_;
   std::vector<AttentionPart> parts_;
   std::vector<float> partials_;
-  std::int64_t num_partials_ = 0;  // tiles x KV heads
+  std::int64_t num_partials_ = 0;  // tiles
 };
 
 // Query rows (tokens x heads) of a job: enough that packing its keys costs little (under 1 %), few

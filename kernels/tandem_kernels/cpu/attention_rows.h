@@ -12,8 +12,19 @@ namespace tandem {
 // A head's elements in whole vectors.
 inline std::int64_t padded_width(std::int64_t d) { return (d + kLanes - 1) / kLanes * kLanes; }
 
+inline std::int64_t value_bytes(CacheType type) {
+  return type == CacheType::kFloat32 ? 4 : type == CacheType::kBFloat16 ? 2 : 1;
+}
+
 // Blocks hold a multiple of so many keys.
 constexpr std::int64_t kRunKeys = 8;
+
+// Asks for a run and its scales, if there are any.
+[[gnu::always_inline]] inline void prefetch_run(const char* run, std::int64_t run_bytes,
+                                                const Bfloat16* scales) {
+  for (std::int64_t i = 0; i < run_bytes; i += 64) __builtin_prefetch(run + i, 0, 2);
+  if (scales != nullptr) __builtin_prefetch(scales, 0, 2);
+}
 
 // The keys of one tile that are read, run by run of neighbours.
 struct TileRuns {
@@ -47,17 +58,16 @@ struct TileRuns {
     }
   }
 
-  // The keys of a run `head` heads on, or its values.
-  const char* run_of(const TandemLayerCache& cache, std::int64_t run, std::int64_t head,
-                     bool values) const {
-    return runs[run] + head * cache.head_stride + (values ? delta : 0);
+  // Null where the cache has none.
+  const Bfloat16* scales_of(const TandemLayerCache& cache, std::int64_t run, bool values) const {
+    const Bfloat16* first = values ? cache.v_scales : cache.k_scales;
+    return first == nullptr ? nullptr : first + scales[run];
   }
 
-  // Null where the cache has none.
-  const Bfloat16* scales_of(const TandemLayerCache& cache, std::int64_t run, std::int64_t head,
-                            bool values) const {
-    const Bfloat16* first = values ? cache.v_scales : cache.k_scales;
-    return first == nullptr ? nullptr : first + scales[run] + head * cache.scale_head_stride;
+  // Asks for the keys of a run, or for its values.
+  void prefetch(const TandemLayerCache& cache, std::int64_t run, std::int64_t run_bytes,
+                bool values) const {
+    prefetch_run(runs[run] + (values ? delta : 0), run_bytes, scales_of(cache, run, values));
   }
 };
 
@@ -74,102 +84,99 @@ class TileReader {
  public:
   static constexpr bool kHasScales = sizeof(T) == 1;
 
-  // Of the KV head `head` heads on from that of the runs. `zeros` is a row.
-  TileReader(const AttentionCall& call, const TileRuns& tile, std::int64_t head, const T* zeros)
-      : cache_(call.cache), tile_(tile), head_(head), zeros_(zeros) {}
+  // `zeros` is a row.
+  TileReader(const AttentionCall& call, const TileRuns& tile, const T* zeros)
+      : cache_(call.cache), tile_(tile), zeros_(zeros) {}
 
   // Where the keys from `first`, a multiple of kLanes, lie.
-  void keys(std::int64_t first, const T* (&rows)[kLanes]) const { locate(first, false, rows); }
+  void keys(std::int64_t first, const T* (&rows)[kLanes]) const { locate(first, 0, rows); }
   void values(std::int64_t first, const T* (&rows)[kLanes]) const {
-    locate(first, true, rows);
+    locate(first, tile_.delta, rows);
   }
 
   // All keys in whole vectors, or their values: each run is kRunKeys rows. Those that aren't read
   // whole are copied to `spare`, which has room for kSpareRuns.
   static constexpr std::int64_t kSpareRuns = 2 * kLanes / kRunKeys;
   WholeRuns<T> whole_runs(bool values, T* spare) const {
-    const std::int64_t run_size = kRunKeys * cache_.head_dim;
+    const std::int64_t delta = values ? tile_.delta : 0, run_size = kRunKeys * cache_.head_dim;
     const Span span = tile_.keys.widened();
     WholeRuns<T> runs;
     for (std::int64_t key = span.begin; key < span.end; key += kRunKeys) {
-      const T*& whole = runs.of[key / kRunKeys];
+      const T*& run = runs.of[key / kRunKeys];
       if (tile_.keys.begin <= key && key + kRunKeys <= tile_.keys.end) {
-        whole = run(key, values);
+        run = reinterpret_cast<const T*>(tile_.runs[key / kRunKeys] + delta);
         continue;
       }
       std::fill_n(spare, run_size, T{});
       const std::int64_t begin = std::max(key, tile_.keys.begin);
       const std::int64_t end = std::min(key + kRunKeys, tile_.keys.end);
       if (begin < end) {
-        std::copy_n(row(begin, values), (end - begin) * cache_.head_dim,
+        std::copy_n(row(begin, delta), (end - begin) * cache_.head_dim,
                     spare + (begin - key) * cache_.head_dim);
       }
-      whole = spare;
+      run = spare;
       spare += run_size;
     }
     return runs;
   }
 
-  Floats key_scales(std::int64_t first) const { return scales(first, false); }
-  Floats value_scales(std::int64_t first) const { return scales(first, true); }
+  Floats key_scales(std::int64_t first) const { return scales(first, cache_.k_scales); }
+  Floats value_scales(std::int64_t first) const { return scales(first, cache_.v_scales); }
 
  private:
   static constexpr std::int64_t kStep = kLanes < kRunKeys ? kLanes : kRunKeys;
 
-  const T* run(std::int64_t key, bool values) const {
-    return reinterpret_cast<const T*>(tile_.run_of(cache_, key / kRunKeys, head_, values));
-  }
-  const T* row(std::int64_t key, bool values) const {
-    return run(key, values) + key % kRunKeys * cache_.head_dim;
+  const T* row(std::int64_t key, std::int64_t delta) const {
+    const T* run = reinterpret_cast<const T*>(tile_.runs[key / kRunKeys] + delta);
+    return run + key % kRunKeys * cache_.head_dim;
   }
 
-  void locate(std::int64_t first, bool values, const T* (&rows)[kLanes]) const {
+  void locate(std::int64_t first, std::int64_t delta, const T* (&rows)[kLanes]) const {
     if (tile_.keys.begin <= first && first + kLanes <= tile_.keys.end) {
       for (std::int64_t i = 0; i < kLanes; i += kStep) {
-        const T* from = row(first + i, values);
-        for (std::int64_t j = 0; j < kStep; ++j) rows[i + j] = from + j * cache_.head_dim;
+        const T* run = row(first + i, delta);
+        for (std::int64_t j = 0; j < kStep; ++j) rows[i + j] = run + j * cache_.head_dim;
       }
       return;
     }
     for (std::int64_t i = 0; i < kLanes; ++i) {
-      rows[i] = is_read(first + i) ? row(first + i, values) : zeros_;
+      rows[i] = is_read(first + i) ? row(first + i, delta) : zeros_;
     }
   }
 
   bool is_read(std::int64_t key) const { return tile_.keys.begin <= key && key < tile_.keys.end; }
 
-  const Bfloat16* scales_of(std::int64_t key, bool values) const {
-    return tile_.scales_of(cache_, key / kRunKeys, head_, values) + key % kRunKeys;
-  }
-
-  Floats scales(std::int64_t first, bool values) const {
+  Floats scales(std::int64_t first, const Bfloat16* from) const {
     if (tile_.keys.begin <= first && first + kLanes <= tile_.keys.end) {
 #if defined(TANDEM_AVX512)
       // Put together in a register: what is stored in parts can't be loaded whole at once
-      const auto eight = [&](std::int64_t key) {
-        return _mm_loadu_si128(reinterpret_cast<const __m128i*>(scales_of(key, values)));
+      const auto run = [&](std::int64_t key) {
+        return _mm_loadu_si128(
+            reinterpret_cast<const __m128i*>(from + tile_.scales[key / kRunKeys]));
       };
-      const __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(eight(first)),
-                                                   eight(first + kRunKeys), 1);
+      const __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(run(first)),
+                                                   run(first + kRunKeys), 1);
       return bit_cast<Floats>(_mm512_slli_epi32(_mm512_cvtepu16_epi32(both), 16));
 #else
       Bfloat16 whole[kLanes];
       for (std::int64_t i = 0; i < kLanes; i += kStep) {
-        std::memcpy(whole + i, scales_of(first + i, values), kStep * sizeof(Bfloat16));
+        const std::int64_t key = first + i;
+        std::memcpy(whole + i, from + tile_.scales[key / kRunKeys] + key % kRunKeys,
+                    kStep * sizeof(Bfloat16));
       }
       return load(whole);
 #endif
     }
     Bfloat16 whole[kLanes] = {};
     for (std::int64_t i = 0; i < kLanes; ++i) {
-      if (is_read(first + i)) whole[i] = *scales_of(first + i, values);
+      const std::int64_t key = first + i;
+      if (is_read(key)) whole[i] = from[tile_.scales[key / kRunKeys] + key % kRunKeys];
     }
     return load(whole);
   }
 
   const TandemLayerCache& cache_;
   const TileRuns& tile_;
-  const std::int64_t head_;
   const T* zeros_;
 };
 

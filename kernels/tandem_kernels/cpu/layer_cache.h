@@ -17,10 +17,6 @@ constexpr std::int64_t kMaxHeadDim = 1024;
 
 enum class CacheType : std::int32_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2, kFloat8E4M3 = 3 };
 
-inline std::int64_t value_bytes(CacheType type) {
-  return type == CacheType::kFloat32 ? 4 : type == CacheType::kBFloat16 ? 2 : 1;
-}
-
 }  // namespace tandem
 
 extern "C" {
