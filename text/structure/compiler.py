@@ -94,6 +94,10 @@ class GrammarCompiler:
             raise BadRequestError(
                 f"it has {len(text)} characters, more than {MAX_GRAMMAR_CHARACTERS}"
             )
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise BadRequestError("it holds unpaired surrogates: not Unicode") from None
         vocabulary = self._whole_vocabulary()
         matcher = llguidance.LLMatcher(vocabulary, text, log_level=0, limits=_limits())
         _check(matcher)
