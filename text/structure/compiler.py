@@ -62,6 +62,11 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._making = threading.Lock()
 
+    @property
+    def is_warm(self) -> bool:
+        """Whether there is a vocabulary."""
+        return self._vocabulary is not None
+
     def warm_up(self) -> None:
         """Makes the vocabulary now, instead of with the first grammar."""
         self._whole_vocabulary()

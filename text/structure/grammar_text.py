@@ -96,8 +96,7 @@ def _steps(value: object, depth: int) -> Iterator[float]:
         raise BadRequestError(f"the schema is nested more than {MAX_SCHEMA_DEPTH} deep")
     if isinstance(value, Mapping):
         step = value.get("multipleOf")
-        is_number = isinstance(step, int | float) and not isinstance(step, bool)
-        if is_number and abs(step) < MAX_FLOAT:
+        if isinstance(step, int | float) and not isinstance(step, bool) and abs(step) < MAX_FLOAT:
             yield step
         value = list(value.values())
     if isinstance(value, list):
