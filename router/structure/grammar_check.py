@@ -11,8 +11,9 @@ from functools import partial
 from core.errors import BadRequestError, UnavailableError
 from text.structure.compiler import GrammarCompiler
 
-COMPILE_TIMEOUT_S = 5.0
-"""For one grammar. The library's own limits end nearly all that would take longer."""
+COMPILE_TIMEOUT_S = 20.0
+"""For one grammar, on a machine that is busy: the library's own limits end what takes more than a
+second or two by itself."""
 NUM_THREADS = 2
 """So that one which takes long doesn't hold up the others."""
 
@@ -31,6 +32,7 @@ class GrammarCheck:
         Raises BadRequestError that names the field, UnavailableError if others' grammars took all
         the time that there was.
         """
+        await self.warm_up()
         loop, begun = asyncio.get_running_loop(), threading.Event()
         work = loop.run_in_executor(self._threads, partial(self._compiled, write, begun))
         try:
@@ -48,7 +50,9 @@ class GrammarCheck:
             raise BadRequestError(f"{param}: {error.message}", param=param) from None
 
     async def warm_up(self) -> None:
-        """Makes what all grammars share."""
+        """Makes what all grammars share, if that is not there yet."""
+        if self._compiler.is_warm:
+            return
         await asyncio.get_running_loop().run_in_executor(self._threads, self._compiler.warm_up)
 
     def close(self) -> None:

@@ -28,6 +28,9 @@ class OutputFormat:
             return self._part()
         except BadRequestError as error:
             raise BadRequestError(f"{self.param}: {error.message}", param=self.param) from None
+        except UnicodeEncodeError:
+            message = f"{self.param}: it holds unpaired surrogates: not Unicode"
+            raise BadRequestError(message, param=self.param) from None
 
     def _part(self) -> Part:
         match self.kind:

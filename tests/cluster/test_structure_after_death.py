@@ -19,6 +19,8 @@ from fakes_cases import CaseHouse, case_house, events_of, settings, some_tokens
 from fakes_moving_house import new_decode_worker, step_until
 from fakes_observed_worker import ObservedWorker
 
+from engine.role import Submit
+
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -144,9 +146,12 @@ def test_preempted_answers_follow_their_schema_to_the_bit(model: Path) -> None:
 
         async def test() -> None:
             expected = [await streamed(small, f"alone {i}", seed=i) for i in range(8)]
-            together = await asyncio.gather(
-                *(streamed(small, f"together {i}", seed=i) for i in range(8))
-            )
+            small.d.posted.clear()
+            small.d.steps.hold()
+            asking = asyncio.gather(*(streamed(small, f"together {i}", seed=i) for i in range(8)))
+            await small.d.posted.until(Submit, 8)
+            small.d.steps.release()
+            together = await asking
             assert together == expected
             assert small.d.parts.step_loop.load().num_preemptions > 0
             for (answer,) in together:

@@ -141,6 +141,9 @@ def test_a_token_that_is_not_allowed_is_a_problem_that_stays(
         (json_part({"type": "string", "pattern": "(?=a)b"}), "look-ahead"),
         (json_part({"enum": []}), "Unsatisfiable"),
         (json_part({"$ref": "#"}), "nothing satisfies"),
+        (json_part({"multipleOf": True}), "multipleOf|boolean|number"),
+        (json_part({"multipleOf": 10**400}), "."),
+        (json_part({"const": "\ud800"}), "Unicode"),
         (regex_part("a("), "unclosed group"),
         ({"lark_grammar": 'start: "a" | missing'}, "missing"),
     ],
@@ -168,6 +171,8 @@ def test_what_cannot_be_compiled_is_refused_with_a_reason(
         (lambda: choice_part(["a", ""]), "empty"),
         (lambda: lark_part(" "), "empty"),
         (lambda: lark_part("what is this"), "neither"),
+        (lambda: lark_part("a ::= 1"), "neither"),
+        (lambda: lark_part("a ::="), "neither"),
     ],
 )
 def test_what_no_compiler_should_see_is_refused_before(make: object, said: str) -> None:

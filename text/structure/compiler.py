@@ -62,6 +62,11 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._making = threading.Lock()
 
+    @property
+    def is_warm(self) -> bool:
+        """Whether there is a vocabulary."""
+        return self._vocabulary is not None
+
     def warm_up(self) -> None:
         """Makes the vocabulary now, instead of with the first grammar."""
         self._whole_vocabulary()
@@ -94,6 +99,10 @@ class GrammarCompiler:
             raise BadRequestError(
                 f"it has {len(text)} characters, more than {MAX_GRAMMAR_CHARACTERS}"
             )
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise BadRequestError("it holds unpaired surrogates: not Unicode") from None
         vocabulary = self._whole_vocabulary()
         matcher = llguidance.LLMatcher(vocabulary, text, log_level=0, limits=_limits())
         _check(matcher)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 
 import llguidance
-from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+from llguidance.gbnf_to_lark import any_to_lark
 
 from core.errors import BadRequestError
 
@@ -20,6 +20,8 @@ Part = Mapping[str, object]
 
 MAX_REMAINDERS = 20_000
 """Of all `multipleOf` in a schema, in units of their last decimal place: 0.1 s to compile."""
+MAX_FLOAT = 1e300
+"""What is larger is for the compiler to refuse."""
 MAX_SCHEMA_DEPTH = 100
 _SPACE = " |\\n {0,32}|\\n\\t{0,16}"
 """Between JSON's tokens: one space, or a line's end with an indent. Where any space is allowed,
@@ -68,7 +70,7 @@ def lark_part(grammar: str) -> Part:
         raise BadRequestError("multipleOf is only supported in a schema by itself")
     try:
         return {"lark_grammar": any_to_lark(grammar)}
-    except (GbnfToLarkError, ValueError, RecursionError) as error:
+    except Exception as error:  # noqa: BLE001 - the converter raises bare ones for what it can't read
         raise BadRequestError(f"neither Lark nor GBNF: {error}") from None
 
 
@@ -94,7 +96,7 @@ def _steps(value: object, depth: int) -> Iterator[float]:
         raise BadRequestError(f"the schema is nested more than {MAX_SCHEMA_DEPTH} deep")
     if isinstance(value, Mapping):
         step = value.get("multipleOf")
-        if isinstance(step, int | float) and math.isfinite(step):
+        if isinstance(step, int | float) and not isinstance(step, bool) and abs(step) < MAX_FLOAT:
             yield step
         value = list(value.values())
     if isinstance(value, list):
