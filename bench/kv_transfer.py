@@ -3,18 +3,23 @@
     raw     gloo sends and receives of the same bytes, in messages of the same size and as many of
             them under way: nothing is announced, acknowledged, packed or unpacked
     parts   the same in the pieces that a pull's messages travel in, as many bytes under way
-    pull    from D's asking for blocks that P has computed, until all of them are in D's pool
+    pull    from D's asking for blocks that P has computed, until all of them are in D's pool; over
+            each kind of data link: gloo, as between machines, and shared memory, as within one
 
-Run by run side by side; medians are reported, and the ratio's median is of pairs.
+Run by run side by side; medians are reported, and a ratio's median is of pairs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 from bench.report import SCHEMA_VERSION, MachineReport
 from bench.stats import median
+
+LinkKind = Literal["gloo", "shm"]
+LINK_KINDS: tuple[LinkKind, ...] = get_args(LinkKind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +39,18 @@ class TransferSample:
 
     raw_s: float
     parts_s: float
-    pull_s: float
+    pulls_s: Mapping[LinkKind, float]
+
+
+@dataclass(frozen=True, slots=True)
+class PullFigures:
+    """Pulls of one size over one kind of data link."""
+
+    bytes_per_s: float
+    ratio: float
+    """Of the pull to the raw loop: 1 is as fast."""
+    ratio_of_best: float
+    """Each one's fastest run: what is left of it on a machine that others use too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +61,7 @@ class TransferPoint:
     samples: tuple[TransferSample, ...]
     raw_bytes_per_s: float
     parts_bytes_per_s: float
-    pull_bytes_per_s: float
-    ratio: float
-    """Of the pull to the raw loop: 1 is as fast."""
-    ratio_of_best: float
-    """Each one's fastest run: what is left of it on a machine that others use too."""
+    pulls: Mapping[LinkKind, PullFigures]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +92,7 @@ class KvTransferReport:
 
     plan: TransferPlan
     points: tuple[TransferPoint, ...]
-    setup: SetupReport
+    setup: Mapping[LinkKind, SetupReport]
     wire: WireReport
     machine: MachineReport = field(default_factory=MachineReport)
     schema_version: int = SCHEMA_VERSION
@@ -88,13 +100,19 @@ class KvTransferReport:
 
 def transfer_point(size_bytes: int, samples: Sequence[TransferSample]) -> TransferPoint:
     """Sums up the runs of one size."""
-    fastest_raw, fastest_pull = min(s.raw_s for s in samples), min(s.pull_s for s in samples)
+    fastest_raw = min(s.raw_s for s in samples)
+
+    def pulls(kind: LinkKind) -> PullFigures:
+        return PullFigures(
+            bytes_per_s=size_bytes / median(s.pulls_s[kind] for s in samples),
+            ratio=median(s.raw_s / s.pulls_s[kind] for s in samples),
+            ratio_of_best=fastest_raw / min(s.pulls_s[kind] for s in samples),
+        )
+
     return TransferPoint(
         size_bytes,
         tuple(samples),
         raw_bytes_per_s=size_bytes / median(s.raw_s for s in samples),
         parts_bytes_per_s=size_bytes / median(s.parts_s for s in samples),
-        pull_bytes_per_s=size_bytes / median(s.pull_s for s in samples),
-        ratio=median(s.raw_s / s.pull_s for s in samples),
-        ratio_of_best=fastest_raw / fastest_pull,
+        pulls={kind: pulls(kind) for kind in samples[0].pulls_s},
     )

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from bench.kv_transfer import KvTransferReport, TransferPlan
+from bench.kv_transfer import LINK_KINDS, KvTransferReport, TransferPlan
 from bench.options import JsonOption, RepeatsOption
 from bench.progress import show_progress
 from bench.report import write_json
@@ -41,7 +41,7 @@ def kv_transfer(
     ] = False,
     json_file: JsonOption = None,
 ) -> None:
-    """Measure pulls between two real senders and receivers, and raw gloo beside them.
+    """Measure pulls between a real sender and receiver, and raw gloo beside them.
 
     The bytes on the wire are those of the configured model.
     """
@@ -72,33 +72,39 @@ def speed_table(report: KvTransferReport) -> Table:
     table = Table(
         title="Pulls of KV between two processes",
         caption=f"Messages of {plan.max_message_bytes / _MIB:g} MiB, {plan.max_inflight_messages} "
-        f"under way. Medians of {plan.repeats} runs side by side; ratio to raw gloo, of pairs.",
+        f"under way. Medians of {plan.repeats} runs side by side; ratios to raw gloo, of pairs, "
+        "and of the fastest run of each.",
     )
     table.add_column("size")
-    for heading in ("raw MB/s", "raw in parts", "pull MB/s", "pull ms", "ratio", "of the fastest"):
+    headings = ["raw MB/s", "in parts"]
+    for kind in LINK_KINDS:
+        headings += [f"{kind} MB/s", "ratio", "fastest"]
+    for heading in headings:
         table.add_column(heading, justify="right")
     for point in report.points:
-        table.add_row(
-            _size(point.size_bytes),
-            f"{point.raw_bytes_per_s / 1e6:.0f}",
-            f"{point.parts_bytes_per_s / 1e6:.0f}",
-            f"{point.pull_bytes_per_s / 1e6:.0f}",
-            f"{point.size_bytes / point.pull_bytes_per_s * 1e3:.2f}",
-            f"{point.ratio:.2f}",
-            f"{point.ratio_of_best:.2f}",
-        )
+        cells = [f"{point.raw_bytes_per_s / 1e6:.0f}", f"{point.parts_bytes_per_s / 1e6:.0f}"]
+        for kind in LINK_KINDS:
+            pulls = point.pulls[kind]
+            cells += [
+                f"{pulls.bytes_per_s / 1e6:.0f}",
+                f"{pulls.ratio:.2f}",
+                f"{pulls.ratio_of_best:.2f}",
+            ]
+        table.add_row(_size(point.size_bytes), *cells)
     return table
 
 
 def cost_table(report: KvTransferReport) -> Table:
     """What a link costs to set up, and a prompt on the wire."""
-    setup, wire = report.setup, report.wire
+    wire = report.wire
     table = Table(title="Links and bytes", show_header=False)
     table.add_column()
     table.add_column(justify="right")
-    table.add_row("first pull of a block, link and all", f"{setup.first_pull_s * 1e3:.1f} ms")
-    table.add_row("later ones", f"{setup.later_pull_s * 1e3:.1f} ms")
-    table.add_row("setting up a link", f"{setup.link_s * 1e3:.1f} ms")
+    for kind, setup in report.setup.items():
+        first, later = setup.first_pull_s * 1e3, setup.later_pull_s * 1e3
+        table.add_row(f"first pull of a block over {kind}, link and all", f"{first:.1f} ms")
+        table.add_row("later ones", f"{later:.1f} ms")
+        table.add_row("setting up a link", f"{setup.link_s * 1e3:.1f} ms")
     full = next(iter(wire.bytes_by_dtype.values()))
     for dtype, size in wire.bytes_by_dtype.items():
         name = f"{wire.num_tokens} tokens in {dtype}"

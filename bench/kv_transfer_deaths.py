@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass, field
 
+from bench.kv_transfer import LINK_KINDS
 from bench.kv_transfer_peers import DecodeSide, PeerSettings, PrefillProcess
 from bench.kv_transfer_run import SPEC
 from bench.progress import Progress
@@ -33,15 +34,17 @@ def measure_dead_peers(clock: Clock, progress: Progress, *, repeats: int) -> Dea
     transfer = TransferConfig()
     settings = PeerSettings(SPEC, _NUM_BLOCKS, transfer, 1)
     seconds: dict[str, Distribution] = {}
-    with DecodeSide(settings) as d:
-        for how, number in _SIGNALS.items():
-            taken = []
-            for run in range(repeats):
-                progress(f"P is {how}, run {run + 1} of {repeats}")
-                taken.append(_until_failed_s(settings, d, number, clock))
-            spread = distribution(taken)
-            assert spread is not None, "at least one run"
-            seconds[f"P is {how}"] = spread
+    for kind in LINK_KINDS:
+        with DecodeSide(settings, kind) as d:
+            for how, number in _SIGNALS.items():
+                what = f"P is {how}, over {kind}"
+                taken = []
+                for run in range(repeats):
+                    progress(f"{what}, run {run + 1} of {repeats}")
+                    taken.append(_until_failed_s(settings, d, number, clock))
+                spread = distribution(taken)
+                assert spread is not None, "at least one run"
+                seconds[what] = spread
     return DeadPeersReport(transfer.timeout_s, repeats, seconds)
 
 

@@ -1,7 +1,8 @@
 """A P and a D without a model, in two processes: real senders, receivers and pools, no step loop.
 
 P   a process of its own, told over a pipe what to offer; its blocks are all computed beforehand
-D   here: a thread unpacks what arrives into blocks of its pool, as a step loop does
+D   here: a thread unpacks what arrives into blocks of its pool, as a step loop does; it chooses
+    the kind of links, P takes any
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import grpc.aio
 import torch
 from tandem_kernels.cpu.library import cpu_library
 
+from bench.kv_transfer import LinkKind
 from bench.kv_transfer_raw import Messages, RawLink
 from core.clock import MonotonicClock
 from core.config import TransferConfig
@@ -30,6 +32,7 @@ from core.errors import TransferError
 from core.handoff import Handoff
 from core.kv_spec import KVSpec
 from kv_cache.storage import KVStorage
+from kv_transfer.backend import make_links
 from kv_transfer.channel import server_options
 from kv_transfer.events import BlocksArrived, FirstToken, PullEvent, PullFailed
 from kv_transfer.receiver import Receiver
@@ -37,7 +40,6 @@ from kv_transfer.sender import Sender
 from kv_transfer.service import KvTransferService
 from kv_transfer.staging import BlockFormat
 from kv_transfer.stats import TransferStats
-from kv_transfer.torch_link import TorchLinkMaker
 from kv_transfer.wire import LinkIdentity
 from protos.kv_transfer_pb2_grpc import add_KvTransferServicer_to_server
 
@@ -161,7 +163,7 @@ def _serve(commands: Connection, settings: PeerSettings) -> None:
     use_threads(settings.num_threads)
     config, clock, stats = settings.transfer, MonotonicClock(), TransferStats()
     storage = filled_storage(settings)
-    maker = TorchLinkMaker(host=HOST, backend="gloo")
+    maker = make_links("auto", host=HOST, device="cpu")
     sender = Sender(
         lease_s=config.lease_s,
         overlap=config.overlap,
@@ -211,9 +213,10 @@ def _serve(commands: Connection, settings: PeerSettings) -> None:
 class DecodeSide:
     """D in this process. `pull` is a whole transfer; use it as a context."""
 
-    def __init__(self, settings: PeerSettings) -> None:
+    def __init__(self, settings: PeerSettings, kind: LinkKind) -> None:
         use_threads(settings.num_threads)
         self._settings = settings
+        self._kind: LinkKind = kind
         self.storage = filled_storage(settings)
         self.stats = TransferStats()
         self._inbox: queue.SimpleQueue[PullEvent | None] = queue.SimpleQueue()
@@ -267,7 +270,7 @@ class DecodeSide:
         return Receiver(
             identity,
             BlockFormat.of(self.storage),
-            TorchLinkMaker(host=HOST, backend="gloo"),
+            make_links(self._kind, host=HOST, device="cpu"),
             self._settings.transfer,
             loop=self._loop.loop,
             clock=MonotonicClock(),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 
 from bench.kv_transfer import (
+    LINK_KINDS,
     KvTransferReport,
+    LinkKind,
     SetupReport,
     TransferPlan,
     TransferPoint,
@@ -50,10 +53,12 @@ def measure_transfers(
             raise ConfigError(f"{size} bytes are not whole blocks of {SPEC.bytes_per_block}")
     num_blocks = max(plan.sizes_bytes) // SPEC.bytes_per_block
     settings = _settings(plan, SPEC, num_blocks)
-    with PrefillProcess(settings) as p, DecodeSide(settings) as d:
-        points = _Bench(plan, p, d, clock).points(progress)
+    with contextlib.ExitStack() as stack:
+        p = stack.enter_context(PrefillProcess(settings))
+        sides = {kind: stack.enter_context(DecodeSide(settings, kind)) for kind in LINK_KINDS}
+        points = _Bench(plan, p, sides, clock).points(progress)
         progress("setting up links")
-        setup = _setup(p, d, clock)
+        setup = {kind: _setup(p, d, clock) for kind, d in sides.items()}
     bytes_by_dtype = {}
     for dtype in _DTYPES:
         progress(f"bytes on the wire, {dtype}")
@@ -62,11 +67,17 @@ def measure_transfers(
 
 
 class _Bench:
-    """Two peers, with a raw link between the same processes."""
+    """A P and a D in two processes, D once for each kind of link; a raw link beside them."""
 
-    def __init__(self, plan: TransferPlan, p: PrefillProcess, d: DecodeSide, clock: Clock) -> None:
+    def __init__(
+        self,
+        plan: TransferPlan,
+        p: PrefillProcess,
+        sides: Mapping[LinkKind, DecodeSide],
+        clock: Clock,
+    ) -> None:
         self._plan = plan
-        self._p, self._d = p, d
+        self._p, self._sides = p, sides
         self._clock = clock
         self._raw: RawLink | None = None
         per_message = blocks_per_message(plan.max_message_bytes, SPEC.bytes_per_block)
@@ -88,10 +99,14 @@ class _Bench:
         num_parts = num_slots * self._message_bytes // self._part_bytes
         raw_s = self._raw_s(Messages(size, self._message_bytes, num_slots))
         parts_s = self._raw_s(Messages(size, self._part_bytes, num_parts))
+        pulls_s = {kind: self._pull_s(d, size) for kind, d in self._sides.items()}
+        return TransferSample(raw_s, parts_s, pulls_s)
+
+    def _pull_s(self, d: DecodeSide, size: int) -> float:
         handoff = self._p.offer(size // SPEC.bytes_per_block)
         started = self._clock.now()
-        self._d.pull(handoff)
-        return TransferSample(raw_s, parts_s, self._clock.now() - started)
+        d.pull(handoff)
+        return self._clock.now() - started
 
     def _raw_s(self, messages: Messages) -> float:
         self._p.say(messages)
@@ -119,7 +134,7 @@ def _wire_bytes(plan: TransferPlan, card: ModelCard, dtype: str, num_tokens: int
     spec = card.kv_spec(SPEC.block_size, dtype)
     num_blocks = spec.num_blocks(num_tokens)
     settings = _settings(plan, spec, num_blocks)
-    with PrefillProcess(settings) as p, DecodeSide(settings) as d:
+    with PrefillProcess(settings) as p, DecodeSide(settings, "gloo") as d:
         d.pull(p.offer(num_blocks))
         return d.stats.totals().num_bytes
 

@@ -45,70 +45,68 @@ SCHEMA = {
 def measure_structure(
     config: Config, *, batch: int, num_tokens: int, repeats: int, progress: Progress
 ) -> StructureReport:
-    """All cases, each `repeats` times with and without. Raises TandemError."""
-    engine = load_engine(config, progress)
-    bench = _Bench(engine, MonotonicClock(), batch, num_tokens)
+    """All cases, each `repeats` times. Raises TandemError."""
+    bench = _Bench(load_engine(config, progress), config, batch, num_tokens)
     compile_s = bench.compile()
-    bench.run("warm-up", SAMPLINGS["greedy"], structured=True)
+    bench.run("warm-up", SAMPLINGS["greedy"])
     cases: list[StructureCase] = []
     for name, sampling in SAMPLINGS.items():
-        free_s: list[float] = []
-        structured_s: list[float] = []
+        pairs_s: list[tuple[float, float]] = []
         masks_s: list[float] = []
         for repeat in range(repeats):
             progress(f"{name}: run {repeat + 1} of {repeats}")
-            free_s += bench.run(f"{name}/{repeat}/free", sampling, structured=False)
-            structured_s += bench.run(f"{name}/{repeat}", sampling, structured=True)
+            pairs_s += bench.run(f"{name}/{repeat}", sampling)
             masks_s += bench.masks()
-        cases.append(structure_case(name, batch, free_s, structured_s, masks_s))
-    return StructureReport(engine.engine.card.name, compile_s, tuple(cases))
+        cases.append(structure_case(name, batch, pairs_s, masks_s))
+    return StructureReport(bench.model, compile_s, tuple(cases))
 
 
 class _Bench:
-    """One engine, and the tokens of the last structured run."""
+    """One engine with two roles on it, whose steps take turns: one has grammars, one has none."""
 
-    def __init__(self, engine: OfflineEngine, clock: Clock, batch: int, num_tokens: int) -> None:
-        self._engine = engine
-        self._clock = clock
-        self._batch = batch
+    def __init__(self, free: OfflineEngine, config: Config, batch: int, num_tokens: int) -> None:
+        from decode_worker.offline import OfflineEngine
+
+        self.model = free.engine.card.name
+        self._roles = (free, OfflineEngine(free.engine, config))
+        self._grammars = free.engine.grammars
+        self._tokens = TokenRange().within(free.engine.card.vocab_size)
+        self._clock: Clock = MonotonicClock()
         lengths = parse_lengths(PROMPT_LEN), parse_lengths(str(num_tokens))
-        items = synthetic_items(*lengths, "0")
-        self._items = list(take(items, num_requests=batch, duration_s=None))
+        self._items = list(
+            take(synthetic_items(*lengths, "0"), num_requests=batch, duration_s=None)
+        )
         self._grammar = grammar_text([json_part(SCHEMA)])
         self._outputs: dict[str, list[int]] = {}
+        """Of the last run with grammars."""
 
     def compile(self) -> float:
-        """Seconds of the first grammar, without the vocabulary that is made for it."""
-        grammars = self._engine.engine.grammars
-        grammars.compile(grammar_text([json_part({"type": "object"})]))
+        """Seconds of the grammar, without the vocabulary that is made with the first one."""
+        self._grammars.warm_up()
         started_s = self._clock.now()
-        grammars.compile(self._grammar)
+        self._grammars.compile(self._grammar)
         return self._clock.now() - started_s
 
-    def run(self, run: str, sampling: SamplingParams, *, structured: bool) -> list[float]:
-        """Seconds of each step in which all of the batch decode."""
-        attempts = [self._attempt(run, i, sampling, structured) for i in range(self._batch)]
-        outputs: dict[str, list[int]] = {a.transfer_id: [] for a in attempts}
-        for made in attempts:
-            self._engine.submit(made)
-        steps_s: list[float] = []
-        while self._engine.num_unfinished:
-            decodes = all(outputs.values())
-            started_s = self._clock.now()
-            events = self._engine.step()
-            step_s = self._clock.now() - started_s
-            tokens = [event for event in events if isinstance(event, TokenEvent)]
-            for token in tokens:
-                outputs[token.transfer_id].append(token.token_id)
-            if decodes and len(tokens) == self._batch:
-                steps_s.append(step_s)
-        if structured:
-            self._outputs = outputs
-        return steps_s
+    def run(self, run: str, sampling: SamplingParams) -> list[tuple[float, float]]:
+        """Seconds of each two steps, without and with grammars, in which all of a batch decode."""
+        outputs: list[dict[str, list[int]]] = []
+        for role, grammar in zip(self._roles, ("", self._grammar), strict=True):
+            kind = "structured" if grammar else "free"
+            attempts = [self._attempt(f"{run}/{kind}", i, sampling, grammar) for i in self._places]
+            outputs.append({made.transfer_id: [] for made in attempts})
+            for made in attempts:
+                role.submit(made)
+        pairs_s: list[tuple[float, float]] = []
+        while any(role.num_unfinished for role in self._roles):
+            free_s, structured_s = map(self._step, self._roles, outputs)
+            if free_s is not None and structured_s is not None:
+                pairs_s.append((free_s, structured_s))
+        self._outputs = outputs[1]
+        return pairs_s
 
     def masks(self) -> list[float]:
-        """Seconds that the masks of each step of the last structured run take by themselves."""
-        grammar = self._engine.engine.grammars.compile(self._grammar)
+        """Seconds that the masks of each step of the last run take by themselves."""
+        grammar = self._grammars.compile(self._grammar)
         states = [grammar.start() for _ in self._outputs]
         masks_s: list[float] = []
         for tokens in zip(*self._outputs.values(), strict=False):
@@ -120,10 +118,25 @@ class _Bench:
                 state.accept(token_id)
         return masks_s
 
-    def _attempt(self, run: str, index: int, sampling: SamplingParams, structured: bool) -> Attempt:
-        tokens = TokenRange().within(self._engine.engine.card.vocab_size)
+    @property
+    def _places(self) -> range:
+        return range(len(self._items))
+
+    def _step(self, role: OfflineEngine, outputs: dict[str, list[int]]) -> float | None:
+        """Seconds of the role's next step; None unless all of the batch decoded in it."""
+        decodes = all(outputs.values())
+        started_s = self._clock.now()
+        events = role.step()
+        step_s = self._clock.now() - started_s
+        tokens = [event for event in events if isinstance(event, TokenEvent)]
+        for token in tokens:
+            outputs[token.transfer_id].append(token.token_id)
+        return step_s if decodes and len(tokens) == len(self._items) else None
+
+    def _attempt(self, run: str, index: int, sampling: SamplingParams, grammar: str) -> Attempt:
+        item = self._items[index]
         return replace(
-            attempt(self._items[index], run, tokens),
-            sampling=replace(sampling, max_tokens=self._items[index].output_len),
-            grammar=self._grammar if structured else "",
+            attempt(item, run, self._tokens),
+            sampling=replace(sampling, max_tokens=item.output_len),
+            grammar=grammar,
         )

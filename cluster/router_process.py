@@ -21,6 +21,8 @@ class RouterProcess:
         self._server = server
 
     async def start(self) -> Endpoints:
+        # Before anybody streams: it holds Python's lock for a tenth of a second
+        await self._server.warm_up()
         ports = await self._server.start()
         return Endpoints(
             http=f"{self._config.http_host}:{ports.http}",

@@ -9,12 +9,14 @@ import torch
 
 from core.errors import ConfigError
 from kv_transfer.link import LinkMaker
+from kv_transfer.nearest_link import NearestLinkMaker
 from kv_transfer.secure_link import SecureLinkMaker
+from kv_transfer.shared_link import SharedLinkMaker
+from kv_transfer.shared_memory import IS_SUPPORTED
 from kv_transfer.torch_link import TorchLinkMaker
 from protos.certificate_files import CertificateFiles, PeerTls
 
-Backend = Literal["auto", "gloo", "nccl", "memory"]
-
+Backend = Literal["auto", "shm", "gloo", "tls", "nccl", "memory"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -28,23 +30,34 @@ def make_links(
 ) -> LinkMaker:
     """The link maker of a worker process at `host` with its KV on `device`.
 
-    auto: TLS with certificates, else nccl for KV on a GPU, gloo otherwise. Raises ConfigError for
-    what can't work here.
+    auto: TLS with certificates, else nccl for KV on a GPU, gloo otherwise; and for KV on the host
+    shared memory before either, where both ends are on one machine. Raises ConfigError for what
+    can't work here.
     """
     device = torch.device(device)
-    if certificates is not None:
-        if backend == "auto":
-            return SecureLinkMaker(host=host, certificates=certificates)
-        _LOG.warning(
-            "kv_transfer.backend=%s is not protected by tls.*: whoever reaches the data ports of "
-            "%s can read and write KV",
-            backend,
-            host,
-        )
-    if backend == "auto":
-        backend = "nccl" if device.type == "cuda" else "gloo"
-    if backend == "memory":
-        raise ConfigError("kv_transfer.backend=memory joins workers of one process only")
-    if backend == "nccl" and device.type != "cuda":
-        raise ConfigError(f"kv_transfer.backend=nccl needs KV on a GPU, not on {device}")
-    return TorchLinkMaker(host=host, backend=backend, device=device)
+    match backend:
+        case "memory":
+            raise ConfigError("kv_transfer.backend=memory joins workers of one process only")
+        case "nccl" if device.type != "cuda":
+            raise ConfigError(f"kv_transfer.backend=nccl needs KV on a GPU, not on {device}")
+        case "tls" if certificates is None:
+            raise ConfigError("kv_transfer.backend=tls needs tls.*")
+        case "shm" if not IS_SUPPORTED:
+            raise ConfigError("kv_transfer.backend=shm needs Linux")
+        case "shm":
+            return SharedLinkMaker()
+        case "gloo" | "nccl" if certificates is not None:
+            _LOG.warning(
+                "kv_transfer.backend=%s is not protected by tls.*: whoever reaches the data ports "
+                "of %s can read and write KV",
+                backend,
+                host,
+            )
+    if backend in ("auto", "tls") and certificates is not None:
+        network: LinkMaker = SecureLinkMaker(host=host, certificates=certificates)
+    else:
+        kind = "nccl" if device.type == "cuda" and backend != "gloo" else "gloo"
+        network = TorchLinkMaker(host=host, backend=kind, device=device)
+    if backend != "auto" or device.type == "cuda" or not IS_SUPPORTED:
+        return network
+    return NearestLinkMaker(SharedLinkMaker(), network)

@@ -45,12 +45,20 @@ class _FaultyLink:
         self._faults = faults
         self._aborted = threading.Event()
         self._cut = False
+        self._shares = False
+
+    def share(self, size_bytes: int, timeout_s: float) -> torch.Tensor | None:
+        memory = self._inner.share(size_bytes, timeout_s)
+        self._shares = memory is not None
+        return memory
 
     def send(self, message: torch.Tensor) -> Pending:
         payload = message.view(-1).view(torch.uint8)
         match self._happens(FaultPoint.KV_SEND):
             case FaultAction.DROP:
                 return _Lost(self._aborted)
+            case FaultAction.TRUNCATE if self._shares:
+                _corrupt(payload)  # nothing travels: what would be cut off is gone from its place
             case FaultAction.TRUNCATE:
                 payload = payload[: max(1, len(payload) // 2)]
             case FaultAction.CORRUPT:
@@ -61,8 +69,9 @@ class _FaultyLink:
         happens = self._happens(FaultPoint.KV_RECV)
         if happens is FaultAction.DROP:
             return _Lost(self._aborted)
-        # So that what a truncated message leaves out is not there from an earlier one
-        buffer.view(-1).view(torch.uint8).fill_(_WRONG_BYTE)
+        if not self._shares:
+            # So that what a truncated message leaves out is not there from an earlier one
+            buffer.view(-1).view(torch.uint8).fill_(_WRONG_BYTE)
         pending = self._inner.recv(buffer)
         return _Corrupted(pending, buffer) if happens is FaultAction.CORRUPT else pending
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from core.errors import TransferError
 from kv_transfer.link import DataLink
 from kv_transfer.rank_orders import LaneSpec
-from kv_transfer.staging import BlockFormat, Lane, Staging, StagingSize
+from kv_transfer.staging import BlockFormat, Lane, Staging, StagingSize, staging_bytes
 
 
 class Lanes:
@@ -16,6 +16,7 @@ class Lanes:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._links: list[DataLink] = []
         self._lanes: list[Lane] = []
         self._aborted = False
 
@@ -27,16 +28,27 @@ class Lanes:
         size: StagingSize,
         *,
         backend: str,
+        timeout_s: float,
+        shares: bool = True,
     ) -> None:
         """Makes them with `join(index)`, in order of their numbers, as all ranks do: so none waits
-        for a rank that waits for another. Raises TransferError, also when aborted meanwhile."""
+        for a rank that waits for another. Raises TransferError, also when aborted meanwhile.
+
+        `shares`: staging may be memory that the peer sees, too, so that it must not be told that a
+        slot is free before it is. Else what arrives is copied out of that.
+        """
         for spec in specs:
             with self._lock:
                 self._raise_if_aborted()
             link = join(spec.index)
-            staging = Staging(block_format, size, num_heads=spec.num_heads, backend=backend)
+            self._add(link)
+            num_bytes = staging_bytes(block_format, size, spec.num_heads)
+            memory = link.share(num_bytes, timeout_s) if shares else None
+            staging = Staging(
+                block_format, size, num_heads=spec.num_heads, backend=backend, memory=memory
+            )
             whole = spec.num_heads == block_format.num_kv_heads
-            self._add(Lane(spec.index, link, staging, None if whole else spec.heads))
+            self._lanes.append(Lane(spec.index, link, staging, None if whole else spec.heads))
 
     def __iter__(self) -> Iterator[Lane]:
         return iter(self._lanes)
@@ -48,18 +60,18 @@ class Lanes:
         """Kills those that are there, and wakes whoever waits on them; none is added after."""
         with self._lock:
             self._aborted = True
-            lanes = list(self._lanes)
-        for lane in lanes:
-            lane.link.abort()
+            links = list(self._links)
+        for link in links:
+            link.abort()
 
     def close(self) -> None:
         """Frees the connections. What lies in staging stays there."""
-        for lane in self._lanes:
-            lane.link.close()
+        for link in self._links:
+            link.close()
 
-    def _add(self, lane: Lane) -> None:
+    def _add(self, link: DataLink) -> None:
         with self._lock:
-            self._lanes.append(lane)
+            self._links.append(link)
             self._raise_if_aborted()
 
     def _raise_if_aborted(self) -> None:

@@ -8,6 +8,13 @@ can't be told from what comes next.
     P   host() > accept(name) > send ... > close
     D   dial(rendezvous, name) > recv ... > close
 
+Some links have memory that both ends see. A message in it needs no copy: it is in place when it
+arrives, and the receiver tells the sender, by other means, when it may be overwritten.
+
+    P   accept > share(size) > send parts of it
+    D   dial   > share(size) > recv the same parts of it
+        dial                 > recv into other memory: copied on arrival
+
 A link's name is a secret of its two ends, minted by P and told over the control stream: who knows
 it is the peer. So it stands in no log and no error.
 """
@@ -22,11 +29,15 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Where D finds a P rank's end of new links."""
+    """Where D finds a P rank's end of new links.
+
+    `local`: a name that says where, to whom is on the same machine; empty: no difference is made.
+    """
 
     host: str
     port: int
     backend: str
+    local: str = ""
 
 
 class Pending(Protocol):
@@ -39,6 +50,15 @@ class Pending(Protocol):
 
 class DataLink(Protocol):
     """One connection. `send`, `recv` and `close` belong to one thread, `abort` to anyone."""
+
+    def share(self, size_bytes: int, timeout_s: float) -> torch.Tensor | None:
+        """Memory that both ends see, uint8 [size_bytes], zeroed, for as long as it is referred to.
+
+        None: this link has none, and any memory will do. Asked for once, before messages. The
+        sender's end, if it gets any, sends nothing but parts of it; the receiver's waits for the
+        sender's, and TransferError: timeout, peer_lost, or corrupt for another size.
+        """
+        ...
 
     def send(self, message: torch.Tensor) -> Pending:
         """Starts a contiguous message; it must stay as it is until waited for."""

@@ -141,7 +141,15 @@ class RankShare:
             backend = here.backend
         else:
             backend = order.peers[0].backend
-        self._lanes.connect(order.lanes, self._join, block_format, size, backend=backend)
+        self._lanes.connect(
+            order.lanes,
+            self._join,
+            block_format,
+            size,
+            backend=backend,
+            timeout_s=order.timeout_s,
+            shares=order.sends,  # D's leader calls a slot free before this rank has unpacked it
+        )
 
     def _join(self, index: int) -> DataLink:
         order = self._order

@@ -269,7 +269,12 @@ class ReceiverLink:
             return self._maker.dial(peers[index], name, self._timeout_s)
 
         self._lanes.connect(
-            plan.decode_lanes(0), dial, self._format, plan.size, backend=peers[0].backend
+            plan.decode_lanes(0),
+            dial,
+            self._format,
+            plan.size,
+            backend=peers[0].backend,
+            timeout_s=self._timeout_s,
         )
         for other in self._others:
             other.opened()

@@ -20,7 +20,8 @@ import torch
 from core.errors import TransferError
 from core.frames import read_exactly
 from kv_transfer.link import DataLink, Pending, Rendezvous
-from kv_transfer.secure_port import SecurePort, cut, dial_secure
+from kv_transfer.link_port import cut
+from kv_transfer.secure_port import SecurePort, dial_secure, listen_securely
 from protos.certificate_files import CertificateFiles, PeerTls
 
 _BACKEND = "tls"
@@ -34,19 +35,21 @@ class SecureLinkMaker:
         self._host = host
         self._certificates = certificates
         self._lock = threading.Lock()
-        self._port: SecurePort | None = None
+        self._listener: tuple[SecurePort, int] | None = None
 
     def host(self) -> Rendezvous:
-        return Rendezvous(self._host, self._listening().port, _BACKEND)
+        _, port = self._listening()
+        return Rendezvous(self._host, port, _BACKEND)
 
     def accept(self, name: str, timeout_s: float) -> DataLink:
-        return _SecureLink(self._listening().take(name, timeout_s))
+        port, _ = self._listening()
+        return _SecureLink(port.take(name, timeout_s))
 
     def abandon(self, name: str) -> None:
         with self._lock:
-            port = self._port
-        if port is not None:
-            port.abandon(name)
+            listener = self._listener
+        if listener is not None:
+            listener[0].abandon(name)
 
     def dial(self, rendezvous: Rendezvous, name: str, timeout_s: float) -> DataLink:
         if rendezvous.backend != _BACKEND:
@@ -68,19 +71,19 @@ class SecureLinkMaker:
 
     def close(self) -> None:
         with self._lock:
-            port, self._port = self._port, None
-        if port is not None:
-            port.close()
+            listener, self._listener = self._listener, None
+        if listener is not None:
+            listener[0].close()
 
-    def _listening(self) -> SecurePort:
+    def _listening(self) -> tuple[SecurePort, int]:
         with self._lock:
-            if self._port is None:
+            if self._listener is None:
                 try:
-                    self._port = SecurePort(self._host, self._certificates)
+                    self._listener = listen_securely(self._host, self._certificates)
                 except OSError as error:
                     message = f"cannot wait for links at {self._host}: {error}"
                     raise TransferError(message, reason="peer_lost") from error
-            return self._port
+            return self._listener
 
 
 class _SecureLink:
@@ -93,6 +96,9 @@ class _SecureLink:
         self._ended: TransferError | None = None
         self._messages: queue.SimpleQueue[_SecurePending | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="tandem-kv-tls", daemon=True).start()
+
+    def share(self, size_bytes: int, timeout_s: float) -> torch.Tensor | None:
+        return None
 
     def send(self, message: torch.Tensor) -> Pending:
         return self._start(message, sending=True)

@@ -163,6 +163,7 @@ class SenderLink:
             block_format,
             plan.size,
             backend=here.backend,
+            timeout_s=self._timeout_s,
         )
         for other in self._others:
             other.opened()

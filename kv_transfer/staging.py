@@ -71,27 +71,42 @@ class StagingSize:
 class Staging:
     """Slots for messages of blocks with `num_heads` heads each.
 
-    On the KV's device for NCCL; else on the host: pinned if the KV is on a GPU, in huge pages if
-    not: fewer pages to look up for a socket's copies (0 to 10 % of their time, two noisy runs).
+    In `memory`, uint8 [staging_bytes], if there is some. Else on the KV's device for NCCL; else on
+    the host: pinned if the KV is on a GPU; if not, it takes as much as messages have filled. Huge
+    pages would spare a socket's copies 0 to 10 % of their time (two noisy runs), and cost every
+    link 2 MiB a slot for messages of any size.
     """
 
     def __init__(
-        self, block_format: BlockFormat, size: StagingSize, *, num_heads: int, backend: str
+        self,
+        block_format: BlockFormat,
+        size: StagingSize,
+        *,
+        num_heads: int,
+        backend: str,
+        memory: torch.Tensor | None = None,
     ) -> None:
         self._num_slots = size.num_slots
         # [slot, block, layer, k/v, kv_head, piece_bytes]
         shape = (self._num_slots, size.num_blocks, *block_format.shape(num_heads))
         device = block_format.device
-        if backend == "nccl":
+        if memory is not None:
+            self._slots = memory.view(shape)
+        elif backend == "nccl":
             self._slots = torch.empty(shape, dtype=torch.uint8, device=device)
         elif device.type == "cuda":
             self._slots = torch.empty(shape, dtype=torch.uint8, pin_memory=True)
         else:
-            self._slots = lazy_zeros(math.prod(shape)).view(shape)
+            self._slots = lazy_zeros(math.prod(shape), in_huge_pages=False).view(shape)
 
     def slot(self, seq: int, num_blocks: int) -> torch.Tensor:
         """Message `seq`'s buffer, [num_blocks, layer, k/v, kv_head, piece_bytes], contiguous."""
         return self._slots[seq % self._num_slots, :num_blocks]
+
+
+def staging_bytes(block_format: BlockFormat, size: StagingSize, num_heads: int) -> int:
+    """What `Staging` takes."""
+    return size.num_slots * size.num_blocks * num_heads * block_format.bytes_per_head
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,6 +108,9 @@ class _TorchLink:
         self._device = device
         self._nccl = nccl
 
+    def share(self, size_bytes: int, timeout_s: float) -> torch.Tensor | None:
+        return None
+
     def send(self, message: torch.Tensor) -> Pending:
         return self._start(message, sending=True)
 

@@ -60,7 +60,9 @@ def welcome(
         welcome=pb.LinkWelcome(
             token=token,
             prefill_ranks=[
-                pb.Rendezvous() if host is None else pb.Rendezvous(host=host.host, port=host.port)
+                pb.Rendezvous()
+                if host is None
+                else pb.Rendezvous(host=host.host, port=host.port, local=host.local)
                 for host in hosts
             ],
             prefill_tp_size=len(identity.heads_by_rank),
@@ -110,7 +112,8 @@ def first_tokens(message: pb.Close) -> tuple[FirstToken, ...]:
 def hosts(message: pb.LinkWelcome) -> tuple[Rendezvous, ...]:
     """Where each of P's ranks waits."""
     return tuple(
-        Rendezvous(each.host, each.port, message.backend) for each in message.prefill_ranks
+        Rendezvous(each.host, each.port, message.backend, each.local)
+        for each in message.prefill_ranks
     )
 
 

@@ -3,8 +3,9 @@
 isort:skip_file
 The public gRPC API: the same requests as over HTTP, for clients that prefer a stream of messages.
 
-Every optional field that is absent has the default of the HTTP API (an absent temperature is 1,
-not 0). Fields are only ever added. All times are durations in seconds.
+Every optional field that is absent has the default of the HTTP API (an absent temperature is the
+model's own default, or 1, but not 0); docs/FIELDS.md says of each what it does. Fields are only
+ever added. All times are durations in seconds.
 
 Errors are status codes: INVALID_ARGUMENT, NOT_FOUND (unknown model), RESOURCE_EXHAUSTED (full),
 UNAVAILABLE (no worker), DEADLINE_EXCEEDED, CANCELLED, INTERNAL. The trailing metadata

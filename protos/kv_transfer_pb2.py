@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18protos/kv_transfer.proto\x12\x15tandem.kv_transfer.v1\"\x86\x02\n\x0bLinkRequest\x12\x31\n\x05hello\x18\x01 \x01(\x0b\x32 .tandem.kv_transfer.v1.LinkHelloH\x00\x12+\n\x04pull\x18\x02 \x01(\x0b\x32\x1b.tandem.kv_transfer.v1.PullH\x00\x12-\n\x05\x61\x62ort\x18\x03 \x01(\x0b\x32\x1c.tandem.kv_transfer.v1.AbortH\x00\x12)\n\x03\x61\x63k\x18\x04 \x01(\x0b\x32\x1a.tandem.kv_transfer.v1.AckH\x00\x12\x35\n\theartbeat\x18\x05 \x01(\x0b\x32 .tandem.kv_transfer.v1.HeartbeatH\x00\x42\x06\n\x04kind\"\xb4\x02\n\tLinkHello\x12\x0f\n\x07link_id\x18\x01 \x01(\t\x12\x18\n\x10\x64\x65\x63ode_worker_id\x18\x02 \x01(\t\x12\x14\n\x0c\x64\x65\x63ode_epoch\x18\x03 \x01(\t\x12\x1e\n\x16\x65xpected_prefill_epoch\x18\x04 \x01(\t\x12\x16\n\x0e\x64\x65\x63ode_tp_size\x18\x05 \x01(\r\x12\x18\n\x10protocol_version\x18\x06 \x01(\r\x12\x12\n\ncompat_key\x18\x07 \x01(\t\x12\x36\n\x0c\x64\x65\x63ode_heads\x18\x08 \x03(\x0b\x32 .tandem.kv_transfer.v1.RankHeads\x12\x19\n\x11max_message_bytes\x18\t \x01(\x04\x12\x1d\n\x15max_inflight_messages\x18\n \x01(\r\x12\x0e\n\x06verify\x18\x0b \x01(\x08\"(\n\nRendezvous\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\"\x1a\n\tRankHeads\x12\r\n\x05heads\x18\x01 \x03(\r\"\x0b\n\tHeartbeat\"4\n\x04Pull\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\x17\n\x0fnum_held_blocks\x18\x02 \x01(\r\"\x1c\n\x05\x41\x62ort\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\"\x12\n\x03\x41\x63k\x12\x0b\n\x03seq\x18\x01 \x01(\x04\">\n\nLinkEvents\x12\x30\n\x06\x65vents\x18\x01 \x03(\x0b\x32 .tandem.kv_transfer.v1.LinkEvent\"\x96\x02\n\tLinkEvent\x12\x35\n\x07welcome\x18\x01 \x01(\x0b\x32\".tandem.kv_transfer.v1.LinkWelcomeH\x00\x12\x31\n\x07message\x18\x02 \x01(\x0b\x32\x1e.tandem.kv_transfer.v1.MessageH\x00\x12-\n\x05\x63lose\x18\x03 \x01(\x0b\x32\x1c.tandem.kv_transfer.v1.CloseH\x00\x12\x31\n\x07refused\x18\x04 \x01(\x0b\x32\x1e.tandem.kv_transfer.v1.RefusedH\x00\x12\x35\n\theartbeat\x18\x05 \x01(\x0b\x32 .tandem.kv_transfer.v1.HeartbeatH\x00\x42\x06\n\x04kind\"\xff\x01\n\x0bLinkWelcome\x12\x17\n\x0fprefill_tp_size\x18\x03 \x01(\r\x12\x19\n\x11max_message_bytes\x18\x04 \x01(\x04\x12\x1d\n\x15max_inflight_messages\x18\x05 \x01(\r\x12\x0f\n\x07\x62\x61\x63kend\x18\x06 \x01(\t\x12\x37\n\rprefill_heads\x18\x07 \x03(\x0b\x32 .tandem.kv_transfer.v1.RankHeads\x12\x38\n\rprefill_ranks\x18\x08 \x03(\x0b\x32!.tandem.kv_transfer.v1.Rendezvous\x12\r\n\x05token\x18\t \x01(\tJ\x04\x08\x01\x10\x02J\x04\x08\x02\x10\x03\"{\n\x07Message\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x13\n\x0btransfer_id\x18\x02 \x01(\t\x12\x13\n\x0b\x66irst_block\x18\x03 \x01(\r\x12\x12\n\nnum_blocks\x18\x04 \x01(\r\x12\x12\n\nsize_bytes\x18\x05 \x01(\x04\x12\x11\n\tchecksums\x18\x06 \x03(\x07\"n\n\x05\x43lose\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\x37\n\x0c\x66irst_tokens\x18\x02 \x03(\x0b\x32!.tandem.kv_transfer.v1.FirstToken\x12\x17\n\x0f\x63hunk_end_age_s\x18\x03 \x01(\x01\"@\n\nFirstToken\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x10\n\x08token_id\x18\x02 \x01(\r\x12\x10\n\x08\x66inished\x18\x03 \x01(\x08\"?\n\x07Refused\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t2_\n\nKvTransfer\x12Q\n\x04Link\x12\".tandem.kv_transfer.v1.LinkRequest\x1a!.tandem.kv_transfer.v1.LinkEvents(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18protos/kv_transfer.proto\x12\x15tandem.kv_transfer.v1\"\x86\x02\n\x0bLinkRequest\x12\x31\n\x05hello\x18\x01 \x01(\x0b\x32 .tandem.kv_transfer.v1.LinkHelloH\x00\x12+\n\x04pull\x18\x02 \x01(\x0b\x32\x1b.tandem.kv_transfer.v1.PullH\x00\x12-\n\x05\x61\x62ort\x18\x03 \x01(\x0b\x32\x1c.tandem.kv_transfer.v1.AbortH\x00\x12)\n\x03\x61\x63k\x18\x04 \x01(\x0b\x32\x1a.tandem.kv_transfer.v1.AckH\x00\x12\x35\n\theartbeat\x18\x05 \x01(\x0b\x32 .tandem.kv_transfer.v1.HeartbeatH\x00\x42\x06\n\x04kind\"\xb4\x02\n\tLinkHello\x12\x0f\n\x07link_id\x18\x01 \x01(\t\x12\x18\n\x10\x64\x65\x63ode_worker_id\x18\x02 \x01(\t\x12\x14\n\x0c\x64\x65\x63ode_epoch\x18\x03 \x01(\t\x12\x1e\n\x16\x65xpected_prefill_epoch\x18\x04 \x01(\t\x12\x16\n\x0e\x64\x65\x63ode_tp_size\x18\x05 \x01(\r\x12\x18\n\x10protocol_version\x18\x06 \x01(\r\x12\x12\n\ncompat_key\x18\x07 \x01(\t\x12\x36\n\x0c\x64\x65\x63ode_heads\x18\x08 \x03(\x0b\x32 .tandem.kv_transfer.v1.RankHeads\x12\x19\n\x11max_message_bytes\x18\t \x01(\x04\x12\x1d\n\x15max_inflight_messages\x18\n \x01(\r\x12\x0e\n\x06verify\x18\x0b \x01(\x08\"7\n\nRendezvous\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\x12\r\n\x05local\x18\x03 \x01(\t\"\x1a\n\tRankHeads\x12\r\n\x05heads\x18\x01 \x03(\r\"\x0b\n\tHeartbeat\"4\n\x04Pull\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\x17\n\x0fnum_held_blocks\x18\x02 \x01(\r\"\x1c\n\x05\x41\x62ort\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\"\x12\n\x03\x41\x63k\x12\x0b\n\x03seq\x18\x01 \x01(\x04\">\n\nLinkEvents\x12\x30\n\x06\x65vents\x18\x01 \x03(\x0b\x32 .tandem.kv_transfer.v1.LinkEvent\"\x96\x02\n\tLinkEvent\x12\x35\n\x07welcome\x18\x01 \x01(\x0b\x32\".tandem.kv_transfer.v1.LinkWelcomeH\x00\x12\x31\n\x07message\x18\x02 \x01(\x0b\x32\x1e.tandem.kv_transfer.v1.MessageH\x00\x12-\n\x05\x63lose\x18\x03 \x01(\x0b\x32\x1c.tandem.kv_transfer.v1.CloseH\x00\x12\x31\n\x07refused\x18\x04 \x01(\x0b\x32\x1e.tandem.kv_transfer.v1.RefusedH\x00\x12\x35\n\theartbeat\x18\x05 \x01(\x0b\x32 .tandem.kv_transfer.v1.HeartbeatH\x00\x42\x06\n\x04kind\"\xff\x01\n\x0bLinkWelcome\x12\x17\n\x0fprefill_tp_size\x18\x03 \x01(\r\x12\x19\n\x11max_message_bytes\x18\x04 \x01(\x04\x12\x1d\n\x15max_inflight_messages\x18\x05 \x01(\r\x12\x0f\n\x07\x62\x61\x63kend\x18\x06 \x01(\t\x12\x37\n\rprefill_heads\x18\x07 \x03(\x0b\x32 .tandem.kv_transfer.v1.RankHeads\x12\x38\n\rprefill_ranks\x18\x08 \x03(\x0b\x32!.tandem.kv_transfer.v1.Rendezvous\x12\r\n\x05token\x18\t \x01(\tJ\x04\x08\x01\x10\x02J\x04\x08\x02\x10\x03\"{\n\x07Message\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x13\n\x0btransfer_id\x18\x02 \x01(\t\x12\x13\n\x0b\x66irst_block\x18\x03 \x01(\r\x12\x12\n\nnum_blocks\x18\x04 \x01(\r\x12\x12\n\nsize_bytes\x18\x05 \x01(\x04\x12\x11\n\tchecksums\x18\x06 \x03(\x07\"n\n\x05\x43lose\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\x37\n\x0c\x66irst_tokens\x18\x02 \x03(\x0b\x32!.tandem.kv_transfer.v1.FirstToken\x12\x17\n\x0f\x63hunk_end_age_s\x18\x03 \x01(\x01\"@\n\nFirstToken\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x10\n\x08token_id\x18\x02 \x01(\r\x12\x10\n\x08\x66inished\x18\x03 \x01(\x08\"?\n\x07Refused\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t2_\n\nKvTransfer\x12Q\n\x04Link\x12\".tandem.kv_transfer.v1.LinkRequest\x1a!.tandem.kv_transfer.v1.LinkEvents(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,31 +36,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LINKHELLO']._serialized_start=317
   _globals['_LINKHELLO']._serialized_end=625
   _globals['_RENDEZVOUS']._serialized_start=627
-  _globals['_RENDEZVOUS']._serialized_end=667
-  _globals['_RANKHEADS']._serialized_start=669
-  _globals['_RANKHEADS']._serialized_end=695
-  _globals['_HEARTBEAT']._serialized_start=697
-  _globals['_HEARTBEAT']._serialized_end=708
-  _globals['_PULL']._serialized_start=710
-  _globals['_PULL']._serialized_end=762
-  _globals['_ABORT']._serialized_start=764
-  _globals['_ABORT']._serialized_end=792
-  _globals['_ACK']._serialized_start=794
-  _globals['_ACK']._serialized_end=812
-  _globals['_LINKEVENTS']._serialized_start=814
-  _globals['_LINKEVENTS']._serialized_end=876
-  _globals['_LINKEVENT']._serialized_start=879
-  _globals['_LINKEVENT']._serialized_end=1157
-  _globals['_LINKWELCOME']._serialized_start=1160
-  _globals['_LINKWELCOME']._serialized_end=1415
-  _globals['_MESSAGE']._serialized_start=1417
-  _globals['_MESSAGE']._serialized_end=1540
-  _globals['_CLOSE']._serialized_start=1542
-  _globals['_CLOSE']._serialized_end=1652
-  _globals['_FIRSTTOKEN']._serialized_start=1654
-  _globals['_FIRSTTOKEN']._serialized_end=1718
-  _globals['_REFUSED']._serialized_start=1720
-  _globals['_REFUSED']._serialized_end=1783
-  _globals['_KVTRANSFER']._serialized_start=1785
-  _globals['_KVTRANSFER']._serialized_end=1880
+  _globals['_RENDEZVOUS']._serialized_end=682
+  _globals['_RANKHEADS']._serialized_start=684
+  _globals['_RANKHEADS']._serialized_end=710
+  _globals['_HEARTBEAT']._serialized_start=712
+  _globals['_HEARTBEAT']._serialized_end=723
+  _globals['_PULL']._serialized_start=725
+  _globals['_PULL']._serialized_end=777
+  _globals['_ABORT']._serialized_start=779
+  _globals['_ABORT']._serialized_end=807
+  _globals['_ACK']._serialized_start=809
+  _globals['_ACK']._serialized_end=827
+  _globals['_LINKEVENTS']._serialized_start=829
+  _globals['_LINKEVENTS']._serialized_end=891
+  _globals['_LINKEVENT']._serialized_start=894
+  _globals['_LINKEVENT']._serialized_end=1172
+  _globals['_LINKWELCOME']._serialized_start=1175
+  _globals['_LINKWELCOME']._serialized_end=1430
+  _globals['_MESSAGE']._serialized_start=1432
+  _globals['_MESSAGE']._serialized_end=1555
+  _globals['_CLOSE']._serialized_start=1557
+  _globals['_CLOSE']._serialized_end=1667
+  _globals['_FIRSTTOKEN']._serialized_start=1669
+  _globals['_FIRSTTOKEN']._serialized_end=1733
+  _globals['_REFUSED']._serialized_start=1735
+  _globals['_REFUSED']._serialized_end=1798
+  _globals['_KVTRANSFER']._serialized_start=1800
+  _globals['_KVTRANSFER']._serialized_end=1895
 # @@protoc_insertion_point(module_scope)

@@ -135,18 +135,22 @@ class Rendezvous(_message.Message):
 
     HOST_FIELD_NUMBER: _builtins.int
     PORT_FIELD_NUMBER: _builtins.int
+    LOCAL_FIELD_NUMBER: _builtins.int
     host: _builtins.str
     port: _builtins.int
-    """0: this rank has no part in the link"""
+    """0: this rank has no part in the link, or takes no network"""
+    local: _builtins.str
+    """for whom is on its machine: the abstract name of a unix socket"""
     def __init__(
         self,
         *,
         host: _builtins.str = ...,
         port: _builtins.int = ...,
+        local: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "port", b"port"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "local", b"local", "port", b"port"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -326,7 +330,7 @@ class LinkWelcome(_message.Message):
     max_message_bytes: _builtins.int
     max_inflight_messages: _builtins.int
     backend: _builtins.str
-    """gloo, nccl, tls or memory"""
+    """of the network: gloo, nccl or tls; shm or memory: it takes none"""
     token: _builtins.str
     """of this link: whoever knows it is taken for D"""
     @_builtins.property

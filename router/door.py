@@ -69,11 +69,7 @@ class Door:
     def enter(self, model: str, call: Call) -> Visit:
         """Takes a place; followed by exactly one `leave`. Raises what `Visit.enter` raises."""
         visit = Visit(self.hall, call)
-        try:
-            visit.enter(model)
-        except TandemError as error:
-            self.metrics.refused(error.code)
-            raise
+        visit.enter(model)
         self._idle.clear()
         return visit
 

@@ -33,7 +33,7 @@ from router.limits import (
     truncated,
 )
 from router.message.reader import MessageReader
-from router.message.thoughts import ThoughtSplitter, thinking_after
+from router.message.thoughts import Thinking, ThoughtSplitter, thinking_after
 from router.observe.origin import current_origin
 from router.observe.token_meter import TokenMeter
 from router.request_spec import ChatPrompt, RequestSpec
@@ -151,7 +151,7 @@ class Generation:
             return None
         splitter = None
         if dialect.thinks:
-            splitter = ThoughtSplitter(thinking_after(self._door.texts.tail(self.prompt_token_ids)))
+            splitter = ThoughtSplitter(self._thinking(self.prompt_token_ids))
         if tooling is None or dialect.tools is None:
             return None if splitter is None else MessageReader(splitter, None, new_request_id)
         parser = dialect.tools.parser(tooling.names)
@@ -160,7 +160,11 @@ class Generation:
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """What each choice gains, until all have ended. Raises TandemError; close it always."""
-        self._visit = visit = self._door.enter(self.spec.model, self._call)
+        try:
+            self._visit = visit = self._door.enter(self.spec.model, self._call)
+        except TandemError as error:
+            self._door.observer.refused(self._record, error)
+            raise
         self._door.running.add(self, *self._names)
         self._door.observer.entered(self._record)
         outcome = "internal_error"
@@ -238,7 +242,7 @@ class Generation:
         """What the client is to hear of all that its choices gain."""
         spec = self.spec
         if spec.max_tokens == 0:
-            return only_ends(life.deltas())
+            return only_ends(life.deltas(), spec.n)
         if spec.num_choices > spec.n and spec.beams is None:
             return best_choices(life.deltas(), spec.n, tell_logprobs=spec.logprobs is not None)
         return life.deltas()
@@ -291,8 +295,17 @@ class Generation:
         wish = Wish(self.spec.output_format, self.spec.tooling)
         if not needs_grammar(wish):
             return ""
-        is_chat = isinstance(self.spec.prompt, ChatPrompt)
-        return await self._door.texts.grammar(wish, prompt, is_chat=is_chat)
+        return await self._door.texts.grammar(wish, self._thinking(prompt))
+
+    def _thinking(self, token_ids: tuple[int, ...]) -> Thinking:
+        """Whether an answer to this prompt begins with thoughts."""
+        texts, prompt = self._door.texts, self.spec.prompt
+        if not isinstance(prompt, ChatPrompt) or not texts.dialect.thinks:
+            return Thinking.OVER
+        continued = None
+        if prompt.continue_final_message:
+            continued = str(prompt.messages[-1].get("content", ""))
+        return thinking_after(texts.tail(token_ids), continued)
 
     def _sampling(self, bad_words: tuple[tuple[int, ...], ...]) -> SamplingParams:
         spec, settings = self.spec, self._door.settings

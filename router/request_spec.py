@@ -239,6 +239,11 @@ class RequestSpec:
         for name, values in neutral.items():
             if getattr(self, name) not in values:
                 raise BadRequestError(f"{name} has no meaning with use_beam_search", param=name)
+        if self.output_format is not None:
+            param = self.output_format.param
+            raise BadRequestError(f"{param} can't be followed by a beam search", param=param)
+        if self.tooling is not None:
+            raise BadRequestError("tools can't be called by a beam search", param="tools")
 
     def _check_min_tokens(self) -> None:
         _between("min_tokens", self.min_tokens, 0, 2**31 - 1)

@@ -172,6 +172,11 @@ class RouterServer:
     def door(self) -> Door:
         return self._door
 
+    async def warm_up(self) -> None:
+        """Makes what the first request with structure would have to wait for, and all others with
+        it. It may be left out."""
+        await self._texts.warm_up()
+
     async def start(self) -> RouterPorts:
         """Serves; returns the bound ports. Ready for requests once `/ready` says so.
 

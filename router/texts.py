@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +11,7 @@ from typing import TypeVar
 from core.errors import BadRequestError, ContextLengthError
 from router.dialect import Dialect, markers_kept, prompt_tail
 from router.life.choice import Choice
+from router.message.thoughts import Thinking
 from router.request_spec import ChatPrompt, RequestSpec
 from router.structure.answer_grammar import Wish, answer_grammar
 from router.structure.grammar_check import GrammarCheck
@@ -78,15 +78,17 @@ class Texts:
         own_template = isinstance(prompt, ChatPrompt) and prompt.template is not None
         return await self._run(encode, inline=is_short and not own_template)
 
-    async def grammar(self, wish: Wish, prompt: Sequence[int], *, is_chat: bool) -> str:
-        """The canonical text of the grammar of an answer to this prompt.
+    async def grammar(self, wish: Wish, thinking: Thinking) -> str:
+        """The canonical text of the grammar of an answer that begins so.
 
         Raises BadRequestError that names the field at fault.
         """
-        dialect = self.dialect if is_chat else dataclasses.replace(self.dialect, thinks=False)
-        tail = self.tail(prompt)
-        write = functools.partial(answer_grammar, wish, dialect, self.tokenizer, tail)
+        write = functools.partial(answer_grammar, wish, self.dialect, self.tokenizer, thinking)
         return await self._grammars.text(write, wish.param)
+
+    async def warm_up(self) -> None:
+        """Makes the vocabulary of grammars."""
+        await self._grammars.warm_up()
 
     def tail(self, prompt: Sequence[int]) -> str:
         """The end of a prompt's text."""

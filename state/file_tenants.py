@@ -54,6 +54,8 @@ class FileTenants:
             path.touch(mode=0o600)
             self._connection = sqlite3.connect(path, timeout=timeout_s, check_same_thread=False)
             self._connection.execute("PRAGMA journal_mode = WAL")
+            # A power failure may take the last moments of usage with it, never the file.
+            self._connection.execute("PRAGMA synchronous = NORMAL")
             self._connection.executescript(_SCHEMA)
         except (OSError, sqlite3.Error) as error:
             raise ConfigError(f"tenants.file = {path}: {error}") from None

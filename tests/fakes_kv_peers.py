@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import grpc.aio
 import torch
+from fakes_kv_links import link_maker
 from fakes_kv_ranks import RankThreads
 
 from core.clock import MonotonicClock
@@ -27,7 +28,6 @@ from kv_transfer.sender import Sender
 from kv_transfer.service import KvTransferService
 from kv_transfer.staging import BlockFormat
 from kv_transfer.stats import TransferStats
-from kv_transfer.torch_link import TorchLinkMaker
 from kv_transfer.wire import LinkIdentity
 from protos.kv_transfer_pb2_grpc import add_KvTransferServicer_to_server
 
@@ -253,13 +253,13 @@ class DecodePeer:
         self._thread.stop()
 
 
-def serve_prefill(commands: Connection, port: int, epoch: str, seed: int, timeout_s: float) -> None:
-    """A P process over gloo: says its port, then obeys (method, arguments) until told None."""
+def serve_prefill(
+    commands: Connection, kind: str, port: int, epoch: str, seed: int, timeout_s: float
+) -> None:
+    """A P process: says its port, then obeys (method, arguments) until told None."""
     torch.set_num_threads(1)
-    maker = TorchLinkMaker(host="127.0.0.1", backend="gloo")
-    peer = PrefillPeer(
-        maker, transfer_config(timeout_s=timeout_s), epoch=epoch, port=port, seed=seed
-    )
+    config = transfer_config(timeout_s=timeout_s)
+    peer = PrefillPeer(link_maker(kind), config, epoch=epoch, port=port, seed=seed)
     commands.send(peer.port)
     while (command := commands.recv()) is not None:
         method, arguments = command

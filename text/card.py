@@ -29,7 +29,7 @@ class ModelCard(DecoderConfig):
     """Text of the token, for chat templates; empty if there is none."""
     eos_token: str
     chat_template: str | None
-    generation_config: Mapping[str, float] = field(default_factory=dict)
+    generation_config: Mapping[str, float] = field(default_factory=dict, hash=False)
     """What the model's authors would have sampling be: see `GenerationDefaults`."""
     weights_digest: str
 

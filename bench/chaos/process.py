@@ -21,7 +21,7 @@ from bench.chaos.verdict import Memory
 from bench.client import ServerError
 
 _KEPT_LINES = 25
-_PSS = re.compile(r"^(Pss|Pss_Anon):\s+(\d+) kB$", re.MULTILINE)
+_PSS = re.compile(r"^(Pss|Pss_Anon|Pss_Shmem):\s+(\d+) kB$", re.MULTILINE)
 _FAULT_LINE = re.compile(r"fault: (\w+) #\d+: delay ([\d.e-]+) s, (\w+)")
 
 
@@ -196,7 +196,9 @@ def memory_of(name: str, pid: int) -> Memory | None:
     except OSError:
         return None
     kib = {key: int(value) for key, value in _PSS.findall(rollup)}
-    return Memory(name, kib["Pss"] / 1024, kib["Pss_Anon"] / 1024) if kib else None
+    if not kib:
+        return None
+    return Memory(name, kib["Pss"] / 1024, (kib["Pss_Anon"] + kib["Pss_Shmem"]) / 1024)
 
 
 def session_members(leader_pid: int) -> list[int]:

@@ -83,9 +83,10 @@ class Memory:
 
     name: str
     pss_mib: float
-    anonymous_mib: float
-    """The part that is no file's: pages of programs cost less PSS the more processes share them,
-    also those of others on the machine, so only this part tells whether anything grows."""
+    own_mib: float
+    """Anonymous memory and that shared with peers: pages of programs cost less PSS the more
+    processes share them, also those of others on the machine, so only this part tells whether
+    anything grows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +214,7 @@ def _silences_by_kind(
 def _growth(before: Sequence[Memory], after: Sequence[Memory]) -> dict[str, float]:
     first = {memory.name: memory for memory in before}
     return {
-        now.name: (now.anonymous_mib - first[now.name].anonymous_mib) / first[now.name].pss_mib
+        now.name: (now.own_mib - first[now.name].own_mib) / first[now.name].pss_mib
         for now in after
         if now.name in first
     }

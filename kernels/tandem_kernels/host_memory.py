@@ -17,12 +17,15 @@ _MADV_POPULATE_WRITE = 23
 """From linux/mman.h; Python 3.11 has no name for it."""
 
 
-def lazy_zeros(size_bytes: int) -> Tensor:
-    """Zeroed memory, uint8 [size_bytes], page aligned. What is never touched takes no memory."""
+def lazy_zeros(size_bytes: int, *, in_huge_pages: bool = True) -> Tensor:
+    """Zeroed memory, uint8 [size_bytes], page aligned. What is never touched takes no memory.
+
+    Where little of it may ever be touched, here and there, small pages take less.
+    """
     # Private: shared anonymous memory gets no huge pages
     memory = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
+        memory.madvise(mmap.MADV_HUGEPAGE if in_huge_pages else mmap.MADV_NOHUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8)[:size_bytes]
 
 

@@ -1,11 +1,13 @@
 """The admin server's application: keys, usage and limits, for who holds `router.admin_token`.
 
-GET    /admin/keys                 all keys, never their secrets
-POST   /admin/keys                 a new one; its secret is in this answer and nowhere else
-POST   /admin/keys/{id}/revoke     refused from now on (other routers: after tenants.refresh_s)
-GET    /admin/usage?day=&key=      what was used on a day (UTC)
-GET    /admin/limits               how this router counts: shared or alone, the line, the house
-GET    /admin/limits/{id}          what a key has left of its limits
+    GET    /admin/keys                 all keys, never their secrets
+    POST   /admin/keys                 a new one; its secret is in this answer and nowhere else
+    POST   /admin/keys/{id}/revoke     refused from now on
+    GET    /admin/usage?day=&key=      what was used on a day (UTC)
+    GET    /admin/limits               how this router counts: shared or alone, the line, the house
+    GET    /admin/limits/{id}          what a key has left of its limits
+
+Other routers hear of a revoked key after `tenants.refresh_s`.
 """
 
 from __future__ import annotations

@@ -31,6 +31,9 @@ class CallMiddleware:
             await error_response(error)(scope, receive, send)
             return
         enter_call(call)
+        if call.key is None:
+            await self._app(scope, receive, send)
+            return
 
         async def send_with_limits(message: Message) -> None:
             if message["type"] == "http.response.start" and call.answer_headers:

@@ -47,6 +47,7 @@ class BeamSearch:
         self._beams = Beams(rules)
         self._begin = begin
         self._clock = clock
+        self._error: TandemError | None = None
         self._running: set[RequestLife] = set()
         self._first: RequestLife | None = None
         """Computed the prompt."""
@@ -75,6 +76,7 @@ class BeamSearch:
 
     def end(self, error: TandemError) -> None:
         """The house ends the request: `deltas` raises this soon."""
+        self._error = error
         for life in tuple(self._running):
             life.end(error)
 
@@ -84,6 +86,8 @@ class BeamSearch:
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """The best beams, each whole. Raises what a small request raises."""
         while not self._beams.done:
+            if self._error is not None:
+                raise self._error
             self._beams.advance(await self._step())
         now = self._clock.now()
         self.timeline.first_token = self.timeline.finished = now

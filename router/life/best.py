@@ -25,11 +25,12 @@ async def best_choices(
         yield replace(best, choice=index, logprobs=best.logprobs if tell_logprobs else ())
 
 
-async def only_ends(deltas: AsyncGenerator[Delta, None]) -> AsyncGenerator[Delta, None]:
-    """That each choice has ended, and nothing of it: for who asks for no tokens."""
+async def only_ends(deltas: AsyncGenerator[Delta, None], n: int) -> AsyncGenerator[Delta, None]:
+    """That each of the first `n` choices has ended, and nothing of it: for who asks for no
+    tokens."""
     async with aclosing(deltas):
         async for delta in deltas:
-            if delta.finish_reason is not None:
+            if delta.finish_reason is not None and delta.choice < n:
                 yield Delta(delta.choice, "", (), finish_reason=FinishReason.LENGTH)
 
 

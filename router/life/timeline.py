@@ -1,5 +1,6 @@
-"""When what happened to one request, as its client could see it; all that is told of it comes from
-here: metrics, timings in answers, spans, log lines and /debug/requests.
+"""When what happened to one request, as its client could see it.
+
+All that is told of it comes from here: metrics, timings in answers, spans, logs, /debug/requests.
 
     received    .    tokenised                 started     first token    second ... finished
     |  queue a  | tokenise  |  queue b: a worker  |  prefill  |  handoff gap  |

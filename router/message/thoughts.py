@@ -17,8 +17,12 @@ class Thinking(enum.Enum):
     OVER = "over"
 
 
-def thinking_after(prompt_tail: str) -> Thinking:
-    """How an answer begins behind a prompt that ends so."""
+def thinking_after(prompt_tail: str, continued: str | None = None) -> Thinking:
+    """How an answer begins behind a prompt that ends so; `continued` is the text of the message
+    that the answer goes on with, if it begins none of its own."""
+    if continued is not None:
+        is_open = continued.rfind(THINK) > continued.rfind(END_THINK)
+        return Thinking.OPEN if is_open else Thinking.OVER
     if prompt_tail.endswith(THINK):
         return Thinking.OPEN
     return Thinking.OVER if prompt_tail.endswith(END_THINK) else Thinking.UNDECIDED

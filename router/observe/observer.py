@@ -2,6 +2,7 @@
 
     begin     the request has a record, and a place in a trace if it is traced
     entered   it is in the house
+    refused   it never was
     left      its record is complete: metrics, a span tree, a log line, a place in the ring
 
 While it is served nothing happens here: everything is told from the timeline afterwards.
@@ -13,6 +14,7 @@ import logging
 from dataclasses import dataclass
 
 from core.clock import Clock
+from core.errors import TandemError
 from core.request import AttemptDone, Phase
 from core.trace_context import TraceContext, is_sampled, new_span_id, new_trace_id
 from core.tracing import Tracing, wall_offset_ns
@@ -92,11 +94,20 @@ class Observer:
 
     def left(self, record: RequestRecord, outcome: str, life: ServedLife | None) -> None:
         record.end(outcome, life)
+        self._metrics.finished(record, life)
+        self._tell(record)
+
+    def refused(self, record: RequestRecord, error: TandemError) -> None:
+        """Instead of `entered` and `left`."""
+        record.end(error.code, None)
+        self._metrics.refused(error.code)
+        self._tell(record)
+
+    def _tell(self, record: RequestRecord) -> None:
         if record.timeline.finished is None:
             record.timeline.finished = self._clock.now()
-        self.ring.left(record)
-        self._metrics.finished(record, life)
-        if self._settings.log_requests or outcome not in _UNREMARKABLE:
+        self.ring.ended(record)
+        if self._settings.log_requests or record.outcome not in _UNREMARKABLE:
             _log(record)
         if record.trace is not None and record.trace.sampled and self._tracing.enabled:
             for span in request_spans(record, record.trace):

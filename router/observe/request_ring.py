@@ -25,8 +25,9 @@ class RequestRing:
     def entered(self, record: RequestRecord) -> None:
         self._running[record.request_id] = record
 
-    def left(self, record: RequestRecord) -> None:
-        del self._running[record.request_id]
+    def ended(self, record: RequestRecord) -> None:
+        """It has left, or was never let in."""
+        self._running.pop(record.request_id, None)
         self._ended.append(record)
         for transfer_id in record.timeline.attempts:
             self._owners[transfer_id] = record

@@ -45,6 +45,17 @@ GAUGES = {
     names.REQUESTS_RUNNING: ("num_requests_running",),
     names.REQUESTS_WAITING: ("num_requests_waiting",),
 }
+ERRORS = frozenset(
+    {
+        "internal_error",
+        "service_unavailable",
+        "deadline_exceeded",
+        "worker_lost",
+        "transfer_failed",
+        "other",
+    }
+)
+"""Outcomes that are no client's fault; vLLM counts no others."""
 FINISHED = {"stop": "stop", "length": "length", "tool_calls": "stop", "content_filter": "stop"}
 """Our finish reasons and vLLM's."""
 
@@ -93,14 +104,14 @@ class VllmNames(Collector):
         return family
 
     def _success(self, metric: Metric) -> Metric:
-        """Requests by how they ended, of those that vLLM counts as successes or as given up."""
+        """Requests by how they ended; those that were refused are none of vLLM's."""
         family = CounterMetricFamily(
             _name("request_success"), metric.documentation, labels=(*LABELS, "finished_reason")
         )
         ended: dict[str, float] = dict.fromkeys(("stop", "length", "abort", "error"), 0.0)
         for sample in metric.samples:
-            if sample.name == names.REQUESTS_TOTAL:
-                ended[_finished_reason(sample.labels)] += sample.value
+            if sample.name == names.REQUESTS_TOTAL and (reason := _reason(sample.labels)):
+                ended[reason] += sample.value
         for reason, count in ended.items():
             family.add_metric((self._model, ROUTER, reason), count)
         return family
@@ -124,11 +135,14 @@ class VllmNames(Collector):
         yield preemptions
 
 
-def _finished_reason(labels: dict[str, str]) -> str:
-    outcome = labels["outcome"]
-    if outcome == "cancelled":
-        return "abort"
-    return FINISHED.get(labels["finish_reason"], "stop") if outcome == "finished" else "error"
+def _reason(labels: dict[str, str]) -> str | None:
+    match labels["outcome"]:
+        case "finished":
+            return FINISHED.get(labels["finish_reason"], "stop")
+        case "cancelled":
+            return "abort"
+        case outcome:
+            return "error" if outcome in ERRORS else None
 
 
 def _sum(metric: Metric, sample_name: str) -> float:

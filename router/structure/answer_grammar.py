@@ -10,6 +10,7 @@ from functools import partial
 
 from core.errors import BadRequestError
 from router.dialect import END_THINK, THINK, Dialect, marker_literal
+from router.message.thoughts import Thinking
 from router.structure.output_format import OutputFormat
 from router.tools.formats import ToolFormat
 from router.tools.tooling import Function, Tooling
@@ -39,13 +40,13 @@ def needs_grammar(wish: Wish) -> bool:
     return wish.output_format is not None or (wish.tooling is not None and wish.tooling.constrains)
 
 
-def answer_grammar(wish: Wish, dialect: Dialect, tokenizer: Tokenizer, tail: str) -> str:
-    """The canonical text; `tail` is the end of the prompt's text.
+def answer_grammar(wish: Wish, dialect: Dialect, tokenizer: Tokenizer, thinking: Thinking) -> str:
+    """The canonical text; `thinking` is how the answer begins.
 
     Raises BadRequestError that names the field.
     """
     parts, body, rules = _body(wish, dialect, tokenizer)
-    thoughts = _thoughts(dialect, tokenizer, tail)
+    thoughts = _thoughts(tokenizer, thinking)
     if thoughts is None and not rules:
         return grammar_text(parts)  # the format by itself
     first, more = thoughts or ("", "")
@@ -97,9 +98,9 @@ def _arguments(index: int, function: Function, required: bool) -> Part:
         raise BadRequestError(message, param="tools") from None
 
 
-def _thoughts(dialect: Dialect, tokenizer: Tokenizer, tail: str) -> tuple[str, str] | None:
+def _thoughts(tokenizer: Tokenizer, thinking: Thinking) -> tuple[str, str] | None:
     """What `start` begins with, and its rules; None where no thoughts can follow the prompt."""
-    if not dialect.thinks or tail.endswith(END_THINK):
+    if thinking is Thinking.OVER:
         return None
     begin, end = marker_literal(tokenizer, THINK), marker_literal(tokenizer, END_THINK)
     if end == quoted(END_THINK):
@@ -107,6 +108,6 @@ def _thoughts(dialect: Dialect, tokenizer: Tokenizer, tail: str) -> tuple[str, s
     else:
         reason = f"thought: /(.|\\n)*/ {end}\n"
     rules = reason + "THOUGHT_SPACE: /[ \\n]{1,8}/\n"
-    if tail.endswith(THINK):
+    if thinking is Thinking.OPEN:
         return "thought THOUGHT_SPACE?", rules
     return f"({begin} thought THOUGHT_SPACE?)?", rules

@@ -47,6 +47,10 @@ class GrammarCheck:
                 raise
             raise BadRequestError(f"{param}: {error.message}", param=param) from None
 
+    async def warm_up(self) -> None:
+        """Makes what all grammars share."""
+        await asyncio.get_running_loop().run_in_executor(self._threads, self._compiler.warm_up)
+
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 

@@ -1,8 +1,11 @@
 """Whether a credential is good, by keys that are looked up in the store and remembered a while.
 
-known and fresh        no look-up
-known and stale        looked up again; the store away: the old knowledge goes on
-unknown                looked up; the store away: 503, nobody can say
+    known and fresh        no look-up
+    known and stale        looked up again; the store away: the old knowledge goes on, and nobody
+                           waits while it is tried again
+    unknown                looked up; the store away: 503, nobody can say
+
+One look-up serves all who ask for the same key at once.
 """
 
 from __future__ import annotations
@@ -43,7 +46,8 @@ class KeyRing:
         self._refresh_s = refresh_s
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._asking: dict[str, asyncio.Task[KeyRecord | None]] = {}
-        self._away_until = 0.0
+        self._is_away = False
+        self._next_try = 0.0
 
     async def check(self, key: str | None) -> KeyRecord:
         """The record of a good key. Raises AuthenticationError, UnavailableError."""
@@ -78,16 +82,15 @@ class KeyRing:
         known, now = self._known.get(key_id), self._clock.now()
         if known is not None and now - known.asked < self._refresh_s:
             return known.record
-        if now < self._away_until:
+        if self._is_away and now < self._next_try:
             return self._without_store(known)
+        # None of those who wait for it may end it for the others.
+        task = self._asking.get(key_id) or self._ask(key_id)
+        if self._is_away and known is not None:
+            return known.record
         try:
-            # One look-up for all who wait for it; none of them may end it for the others.
-            task = self._asking.get(key_id) or self._ask(key_id)
             return await asyncio.shield(task)
-        except StoreUnavailableError as error:
-            if now >= self._away_until:
-                log.warning("keys can't be looked up, going on with those known: %s", error)
-            self._away_until = self._clock.now() + self._refresh_s
+        except StoreUnavailableError:
             return self._without_store(known)
 
     def _without_store(self, known: _Known | None) -> KeyRecord | None:
@@ -104,9 +107,18 @@ class KeyRing:
         return task
 
     def _asked(self, key_id: str, task: asyncio.Task[KeyRecord | None]) -> None:
+        """Also where everybody who asked has left, or has not waited."""
         self._asking.pop(key_id, None)
-        if not task.cancelled():
-            task.exception()  # taken note of, even if everybody who asked has left
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, StoreUnavailableError):
+            if not self._is_away:
+                log.warning("keys can't be looked up, going on with those known: %s", error)
+            self._is_away = True
+            self._next_try = self._clock.now() + self._refresh_s
+        elif error is not None:
+            log.error("looking up a key failed", exc_info=error)
+        else:
+            self._is_away = False
 
     async def _look_up(self, key_id: str) -> KeyRecord | None:
         asked = self._clock.now()

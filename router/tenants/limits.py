@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 
 BEAT_S = 1.0
 ROUTER_TTL_S = 5.0
+LAST_TRIES = 3
+LAST_PAUSE_S = 0.2
+"""A router that stops has little time; its usage should not be lost to one late answer."""
 MAX_DENIAL_KNOWN_S = 1.0
 """A key's limits may be raised."""
 MAX_LEASES_KEPT = 10_000
@@ -116,6 +119,7 @@ class Limits:
     async def run(self) -> None:
         """Sends settlements and says that we are here, until `close` and the last batch."""
         batch: Sequence[Settlement] = ()
+        last_tries = LAST_TRIES
         while not (self._closing and not self._pending and not batch):
             if not batch and not self._closing:
                 await self._sleep()
@@ -129,10 +133,11 @@ class Limits:
                     await self._come_back()
             except StoreUnavailableError as error:
                 self._lost(error)
-                if self._closing:
+                last_tries -= self._closing
+                if not last_tries:
                     log.error("%d settlements are lost: %s", len(batch) + len(self._pending), error)
                     return
-                await asyncio.sleep(BEAT_S)
+                await asyncio.sleep(LAST_PAUSE_S if self._closing else BEAT_S)
 
     def close(self) -> None:
         """`run` returns when it has sent what there is, or failed to."""

@@ -13,7 +13,8 @@ from bench.structure_run import measure_structure
 
 
 def test_a_case_is_medians_and_their_ratios() -> None:
-    case = structure_case("x", 8, [0.02, 0.01, 0.03], [0.022, 0.021, 0.9], [0.001, 0.0005])
+    pairs_s = [(0.02, 0.022), (0.01, 0.01), (0.5, 0.55)]
+    case = structure_case("x", 8, pairs_s, [0.001, 0.0005])
     assert case.num_steps == 3
     assert case.ratio == pytest.approx(1.1)
     assert case.mask_share == pytest.approx(0.0375)

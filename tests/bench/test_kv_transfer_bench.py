@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from bench.kv_transfer import (
+    LINK_KINDS,
     KvTransferReport,
+    LinkKind,
     TransferSample,
     transfer_point,
 )
@@ -31,6 +33,7 @@ KILLED_S = 1.0
 """Promised: how long after a peer's death its transfers may take to fail."""
 
 
+@pytest.mark.parametrize("kind", LINK_KINDS)
 @pytest.mark.parametrize(
     ("number", "within_s", "reason"),
     [
@@ -40,10 +43,10 @@ KILLED_S = 1.0
     ids=["killed", "stopped"],
 )
 def test_a_pull_from_a_peer_that_is_gone_fails_by_its_deadline(
-    number: signal.Signals, within_s: float, reason: str
+    number: signal.Signals, within_s: float, reason: str, kind: LinkKind
 ) -> None:
     settings = PeerSettings(SPEC, 64, TransferConfig(), 1)
-    with DecodeSide(settings) as d, PrefillProcess(settings) as p:
+    with DecodeSide(settings, kind) as d, PrefillProcess(settings) as p:
         begin_pull(p, d)
         p.signal(number)
         failed = d.end(ALLOWANCE * within_s)
@@ -57,7 +60,8 @@ def test_pulls_are_held_against_the_same_bytes_over_gloo(tmp_path: Path) -> None
     assert [point.size_bytes for point in report.points] == [64 * 1024, 1984 * 1024]
     for point in report.points:
         assert len(point.samples) == 2
-        assert all(min(s.raw_s, s.parts_s, s.pull_s) > 0 for s in point.samples)
+        assert all(min(s.raw_s, s.parts_s, *s.pulls_s.values()) > 0 for s in point.samples)
+        assert set(point.pulls) == set(LINK_KINDS)
     # 30 layers, 3 heads of 64; 7 blocks of 16 tokens; int8 has a scale of two bytes in each row
     rows = 7 * 16 * 2 * 30 * 3
     wire = report.wire.bytes_by_dtype
@@ -71,10 +75,13 @@ def test_the_raw_messages_are_all_the_bytes() -> None:
 
 
 def test_the_ratio_is_the_median_of_pairs() -> None:
-    samples = [TransferSample(1.0, 1.0, 2.0), TransferSample(3.0, 1.0, 4.0)]
-    point = transfer_point(100, [*samples, TransferSample(9.0, 1.0, 10.0)])
-    assert point.ratio == 0.75
-    assert point.ratio_of_best == 0.5
+    times = [(1.0, 2.0, 1.0), (3.0, 4.0, 1.0), (9.0, 10.0, 3.0)]
+    samples = [TransferSample(raw, 1.0, {"gloo": gloo, "shm": shm}) for raw, gloo, shm in times]
+    point = transfer_point(100, samples)
+    gloo, shm = point.pulls["gloo"], point.pulls["shm"]
+    assert (gloo.ratio, shm.ratio) == (0.75, 3.0)
+    assert (gloo.ratio_of_best, shm.ratio_of_best) == (0.5, 1.0)
+    assert (gloo.bytes_per_s, shm.bytes_per_s) == (25.0, 100.0)
     assert point.raw_bytes_per_s == pytest.approx(100 / 3)
 
 

@@ -107,6 +107,9 @@ class _SlowLink:
         self._maker = maker
         self._inner = inner
 
+    def share(self, size_bytes: int, timeout_s: float) -> torch.Tensor | None:
+        return self._inner.share(size_bytes, timeout_s)
+
     def send(self, message: torch.Tensor) -> Pending:
         self._maker.before_send()
         return self._inner.send(message)

@@ -1,4 +1,4 @@
-"""D as a process of its own over gloo, killed or stopped in the middle of a pull, seen by P."""
+"""D as a process of its own, killed or stopped in the middle of a pull, seen by P."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from multiprocessing.connection import Connection
 
 import pytest
 import torch
+from fakes_kv_links import link_maker
 from fakes_kv_peers import LONG_S, DecodePeer, PrefillPeer, transfer_config
 
 from core.handoff import Handoff
 from kv_transfer.events import BlocksArrived, LeaseEnded, LeaseOutcome
-from kv_transfer.torch_link import TorchLinkMaker
 
 ALLOWANCE = 5
 """For a machine that is busy with other things."""
@@ -25,21 +25,26 @@ TIMEOUT_S = 3.0
 """The default of `kv_transfer.timeout_s`."""
 
 
-def _pull(pipe: Connection, handoff: Handoff) -> None:
+def _pull(pipe: Connection, kind: str, handoff: Handoff) -> None:
     """A D that pulls, says when the first blocks are there, and keeps them for ever."""
     torch.set_num_threads(1)
-    links = TorchLinkMaker(host="127.0.0.1", backend="gloo")
-    d = DecodePeer(links, transfer_config(timeout_s=TIMEOUT_S))
+    d = DecodePeer(link_maker(kind), transfer_config(timeout_s=TIMEOUT_S))
     d.receiver.pull(handoff, 0)
     d.inbox.take(BlocksArrived)
     pipe.send("importing")
     pipe.recv()
 
 
+@pytest.fixture(params=["gloo", "nearest"])
+def kind(request: pytest.FixtureRequest) -> str:
+    """Of the links."""
+    chosen: str = request.param
+    return chosen
+
+
 @pytest.fixture
-def p() -> Iterator[PrefillPeer]:
-    links = TorchLinkMaker(host="127.0.0.1", backend="gloo")
-    peer = PrefillPeer(links, transfer_config(timeout_s=TIMEOUT_S))
+def p(kind: str) -> Iterator[PrefillPeer]:
+    peer = PrefillPeer(link_maker(kind), transfer_config(timeout_s=TIMEOUT_S))
     yield peer
     peer.stop()
 
@@ -50,12 +55,12 @@ def p() -> Iterator[PrefillPeer]:
     ids=["killed", "stopped"],
 )
 def test_a_lease_that_a_decode_worker_pulls_ends_by_the_deadline_once_that_is_gone(
-    p: PrefillPeer, number: signal.Signals, within_s: float
+    p: PrefillPeer, kind: str, number: signal.Signals, within_s: float
 ) -> None:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["kv_transfer.service", "kv_transfer.receiver"])
     ours, theirs = context.Pipe()
-    process = context.Process(target=_pull, args=(theirs, p.offer("t", 9)))
+    process = context.Process(target=_pull, args=(theirs, kind, p.offer("t", 9)))
     process.start()
     theirs.close()
     try:

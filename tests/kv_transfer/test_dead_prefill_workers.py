@@ -1,4 +1,4 @@
-"""P as a process of its own over gloo: killed, stopped, and restarted on the same address."""
+"""P as a process of its own: killed, stopped, and restarted on the same address."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from multiprocessing.process import BaseProcess
 
 import pytest
 import torch
+from fakes_kv_links import link_maker
 from fakes_kv_peers import (
     FIRST_TOKENS,
     LONG_S,
@@ -23,7 +24,6 @@ from fakes_kv_peers import (
 
 from core.handoff import Handoff
 from kv_transfer.events import BlocksArrived
-from kv_transfer.torch_link import TorchLinkMaker
 
 NUM_RESTARTS = 20
 
@@ -64,8 +64,15 @@ class PrefillProcess:
 StartPrefill = Callable[..., PrefillProcess]
 
 
+@pytest.fixture(params=["gloo", "nearest"])
+def kind(request: pytest.FixtureRequest) -> str:
+    """Of the links."""
+    chosen: str = request.param
+    return chosen
+
+
 @pytest.fixture
-def start_prefill() -> Iterator[StartPrefill]:
+def start_prefill(kind: str) -> Iterator[StartPrefill]:
     """Starts P processes, forked off a server that has imported the rest; kills them at the end."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["kv_transfer.service", "kv_transfer.receiver"])
@@ -75,7 +82,7 @@ def start_prefill() -> Iterator[StartPrefill]:
         *, epoch: str = "p1", port: int = 0, seed: int = 1, timeout_s: float = LONG_S
     ) -> PrefillProcess:
         ours, theirs = context.Pipe()
-        arguments = (theirs, port, epoch, seed, timeout_s)
+        arguments = (theirs, kind, port, epoch, seed, timeout_s)
         process = context.Process(target=serve_prefill, args=arguments)
         process.start()
         theirs.close()
@@ -88,12 +95,11 @@ def start_prefill() -> Iterator[StartPrefill]:
 
 
 @pytest.fixture
-def make_decode() -> Iterator[Callable[[float], DecodePeer]]:
+def make_decode(kind: str) -> Iterator[Callable[[float], DecodePeer]]:
     made: list[DecodePeer] = []
 
     def make(timeout_s: float) -> DecodePeer:
-        links = TorchLinkMaker(host="127.0.0.1", backend="gloo")
-        made.append(DecodePeer(links, transfer_config(timeout_s=timeout_s)))
+        made.append(DecodePeer(link_maker(kind), transfer_config(timeout_s=timeout_s)))
         return made[-1]
 
     yield make

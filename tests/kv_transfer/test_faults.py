@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import pytest
 import torch
+from fakes_kv_links import link_maker
 from fakes_kv_peers import (
     FIRST_TOKENS,
     LONG_S,
@@ -20,7 +21,6 @@ from core.faults import FaultPoint, Faults, parse_faults
 from kv_transfer.checksum import checksum
 from kv_transfer.events import BlocksArrived, LeaseEnded, LeaseOutcome
 from kv_transfer.faulty_link import FaultyLinkMaker
-from kv_transfer.torch_link import TorchLinkMaker
 
 SOURCE = [11, 3, 8, 1, 20, 33, 2]
 TARGET = [0, 1, 2, 3, 4, 5, 6]
@@ -33,9 +33,9 @@ class MakePeers(Protocol):
     ) -> tuple[PrefillPeer, DecodePeer]: ...
 
 
-@pytest.fixture
-def peers() -> Iterator[MakePeers]:
-    """A P and a D over gloo, whose faults are of one spec; `verify` is P's and D's setting."""
+@pytest.fixture(params=["gloo", "nearest"])
+def peers(request: pytest.FixtureRequest) -> Iterator[MakePeers]:
+    """A P and a D whose faults are of one spec; `verify` is P's and D's setting."""
     made: list[PrefillPeer | DecodePeer] = []
 
     def make(
@@ -44,10 +44,13 @@ def peers() -> Iterator[MakePeers]:
         def faults(worker_id: str) -> Faults:
             return Faults(parse_faults(spec), seed=5, worker_id=worker_id)
 
+        def links(faults: Faults) -> FaultyLinkMaker:
+            return FaultyLinkMaker(link_maker(request.param), faults)
+
         of_p, of_d = faults("prefill-0"), faults("decode-0")
         p, d = (
-            PrefillPeer(_links(of_p), transfer_config(verify=verify[0], **changes), faults=of_p),
-            DecodePeer(_links(of_d), transfer_config(verify=verify[1], **changes), faults=of_d),
+            PrefillPeer(links(of_p), transfer_config(verify=verify[0], **changes), faults=of_p),
+            DecodePeer(links(of_d), transfer_config(verify=verify[1], **changes), faults=of_d),
         )
         made.extend((d, p))
         return p, d
@@ -55,10 +58,6 @@ def peers() -> Iterator[MakePeers]:
     yield make
     for peer in made:
         peer.stop()
-
-
-def _links(faults: Faults) -> FaultyLinkMaker:
-    return FaultyLinkMaker(TorchLinkMaker(host="127.0.0.1", backend="gloo"), faults)
 
 
 def _begin(p: PrefillPeer, d: DecodePeer, transfer_id: str) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from fakes_certificates import certificates_in, new_certificates
+from fakes_certificates import new_certificates
+from fakes_kv_links import link_maker
 from fakes_kv_peers import (
     FIRST_TOKENS,
     LONG_S,
@@ -30,8 +31,6 @@ from kv_transfer.events import BlocksArrived, LeaseEnded, LeaseOutcome
 from kv_transfer.faulty_link import FaultyLinkMaker
 from kv_transfer.link import LinkMaker
 from kv_transfer.memory_link import MemoryLinkMaker
-from kv_transfer.secure_link import SecureLinkMaker
-from kv_transfer.torch_link import TorchLinkMaker
 
 HEADS3 = KVSpec((KVGroup(num_layers=2, num_kv_heads=3, head_dim=4),), block_size=4, dtype="float32")
 SOURCE, TARGET = [5, 0, 9, 33, 2, 7, 60], [1, 2, 40, 4, 6, 5, 11]
@@ -109,10 +108,6 @@ def make_pair() -> Iterator[MakePair]:
         pair.stop()
 
 
-def gloo() -> LinkMaker:
-    return TorchLinkMaker(host="127.0.0.1", backend="gloo")
-
-
 def shared(maker: LinkMaker) -> Callable[[], LinkMaker]:
     """Memory links meet in one maker."""
     return lambda: maker
@@ -137,16 +132,13 @@ def test_every_rank_gets_its_heads_from_a_group_of_any_size(
     assert sent.num_bytes == received.num_bytes > 0
 
 
-@pytest.mark.parametrize("kind", ["gloo", "tls"])
+@pytest.mark.parametrize("kind", ["gloo", "secure", "shared", "nearest"])
 @pytest.mark.parametrize(("prefill_ranks", "decode_ranks"), [(2, 1), (1, 2), (2, 3)])
 def test_groups_meet_over_real_links(
     make_pair: MakePair, prefill_ranks: int, decode_ranks: int, kind: str, tmp_path: Path
 ) -> None:
     """Each rank of P waits at a port of its own."""
-    make: Callable[[], LinkMaker] = gloo
-    if kind == "tls":
-        certificates = certificates_in(new_certificates(tmp_path))
-        make = partial(SecureLinkMaker, host="127.0.0.1", certificates=certificates)
+    make = partial(link_maker, kind, new_certificates(tmp_path))
     pair = make_pair(prefill_ranks, decode_ranks, make, verify=True)
     pair.pull("t")
     pair.grant("t")
@@ -154,9 +146,13 @@ def test_groups_meet_over_real_links(
     pair.check()
 
 
-def test_a_slot_is_not_overwritten_before_every_rank_has_unpacked_it(make_pair: MakePair) -> None:
+@pytest.mark.parametrize("kind", ["memory", "shared"])
+def test_a_slot_is_not_overwritten_before_every_rank_has_unpacked_it(
+    make_pair: MakePair, kind: str
+) -> None:
     """D's leader is ahead of its ranks: it acknowledges while their plans are still on the way."""
-    pair = make_pair(1, 2, shared(MemoryLinkMaker()))
+    make = partial(link_maker, kind)
+    pair = make_pair(1, 2, shared(make()) if kind == "memory" else make)
     pair.decode.may_plan.clear()
     pair.pull("t")
     pair.grant("t")

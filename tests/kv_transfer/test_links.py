@@ -1,4 +1,4 @@
-"""The rules of data links, which the in-memory twin, gloo and TLS keep; and ways of gloo alone."""
+"""The rules of data links, which all kinds keep: the in-memory twin, gloo, TLS, shared memory."""
 
 from __future__ import annotations
 
@@ -14,39 +14,29 @@ from pathlib import Path
 import pytest
 import torch
 from fakes_certificates import certificates_in, new_certificates
+from fakes_kv_links import link_maker, put
 from fakes_kv_peers import LONG_S
 
 from core.config import TlsConfig
 from core.errors import ConfigError, TransferError
 from kv_transfer.backend import Backend, make_links
 from kv_transfer.link import DataLink, LinkMaker, Rendezvous
-from kv_transfer.memory_link import MemoryLinkMaker
-from kv_transfer.secure_link import SecureLinkMaker
-from kv_transfer.torch_link import TorchLinkMaker
 
 BIG = 8 * 1024 * 1024
 """More than sockets buffer, so that a send needs its receive."""
 
-
-def gloo() -> LinkMaker:
-    return TorchLinkMaker(host="127.0.0.1", backend="gloo")
-
-
-KINDS = ["memory", "gloo", "secure"]
+KINDS = ["memory", "gloo", "secure", "shared", "nearest"]
+BETWEEN_PROCESSES = KINDS[1:]
 
 
 @pytest.fixture(scope="module")
-def secure(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], LinkMaker]:
-    certificates = certificates_in(new_certificates(tmp_path_factory.mktemp("tls")))
-    return lambda: SecureLinkMaker(host="127.0.0.1", certificates=certificates)
+def tls(tmp_path_factory: pytest.TempPathFactory) -> TlsConfig:
+    return new_certificates(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture(params=KINDS)
-def make(
-    request: pytest.FixtureRequest, secure: Callable[[], LinkMaker]
-) -> Callable[[], LinkMaker]:
-    kinds = {"memory": MemoryLinkMaker, "gloo": gloo, "secure": secure}
-    return kinds[request.param]
+def make(request: pytest.FixtureRequest, tls: TlsConfig) -> Callable[[], LinkMaker]:
+    return lambda: link_maker(request.param, tls)
 
 
 @pytest.fixture
@@ -83,7 +73,7 @@ def _blocked(wait: Callable[[], None]) -> tuple[threading.Thread, list[TransferE
 
 def test_messages_arrive_in_order_and_whole(pair: Pair) -> None:
     sending, receiving = pair
-    sent = [torch.rand(n, 3) for n in (1, 7, 1000, 2)]
+    sent = put(sending, *(torch.rand(n, 3) for n in (1, 7, 1000, 2)))
     buffers = [torch.zeros_like(message) for message in sent]
     receives = [receiving.recv(buffer) for buffer in buffers]
     sends = [sending.send(message) for message in sent]
@@ -95,7 +85,7 @@ def test_messages_arrive_in_order_and_whole(pair: Pair) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_no_element_type_matters_on_the_wire(pair: Pair, dtype: torch.dtype) -> None:
     sending, receiving = pair
-    message = torch.randn(5, 4).to(dtype)
+    (message,) = put(sending, torch.randn(5, 4).to(dtype))
     buffer = torch.zeros_like(message)
     pending = receiving.recv(buffer)
     sending.send(message).wait(LONG_S)
@@ -111,12 +101,13 @@ def test_a_receive_that_times_out_kills_the_link(pair: Pair) -> None:
     with pytest.raises(TransferError):
         receiving.recv(torch.zeros(4)).wait(LONG_S)
     with pytest.raises(TransferError):
-        sending.send(torch.zeros(BIG // 4)).wait(LONG_S)
+        sending.send(*put(sending, torch.zeros(BIG // 4))).wait(LONG_S)
 
 
 def test_a_send_that_nobody_receives_times_out(pair: Pair) -> None:
+    (message,) = put(pair[0], torch.zeros(BIG // 4))
     with pytest.raises(TransferError) as error:
-        pair[0].send(torch.zeros(BIG // 4)).wait(0.05)
+        pair[0].send(message).wait(0.05)
     assert error.value.reason == "timeout"
 
 
@@ -169,7 +160,7 @@ def test_ends_of_different_backends_are_never_joined(make: Callable[[], LinkMake
     assert error.value.reason == "incompatible"
 
 
-@pytest.mark.parametrize("make", ["gloo", "secure"], indirect=True)
+@pytest.mark.parametrize("make", BETWEEN_PROCESSES, indirect=True)
 def test_links_are_made_side_by_side(make: Callable[[], LinkMaker]) -> None:
     """A link whose peer is late doesn't hold the next one up."""
     maker = make()
@@ -184,39 +175,34 @@ def test_links_are_made_side_by_side(make: Callable[[], LinkMaker]) -> None:
     maker.close()
 
 
-def _dial_and_wait(commands: Connection, rendezvous: Rendezvous, tls: TlsConfig | None) -> None:
+def _dial_and_wait(commands: Connection, kind: str, tls: TlsConfig, rendezvous: Rendezvous) -> None:
     """A D process that joins a link and then only says so."""
-    maker = gloo()
-    if tls is not None:
-        maker = SecureLinkMaker(host="127.0.0.1", certificates=certificates_in(tls))
-    link = maker.dial(rendezvous, "link", LONG_S)
+    link = link_maker(kind, tls).dial(rendezvous, "link", LONG_S)
     commands.send("joined")
     commands.recv()
     link.close()
 
 
-@pytest.mark.parametrize("kind", ["gloo", "secure"])
+@pytest.mark.parametrize("kind", BETWEEN_PROCESSES)
 @pytest.mark.parametrize(
     ("number", "timeout_s", "reason"),
     [(signal.SIGKILL, LONG_S, "peer_lost"), (signal.SIGSTOP, 0.5, "timeout")],
 )
 def test_a_send_to_a_process_that_dies_or_stops_fails(
-    number: signal.Signals, timeout_s: float, reason: str, kind: str, tmp_path: Path
+    number: signal.Signals, timeout_s: float, reason: str, kind: str, tls: TlsConfig
 ) -> None:
-    tls = None if kind == "gloo" else new_certificates(tmp_path)
-    maker = gloo()
-    if tls is not None:
-        maker = SecureLinkMaker(host="127.0.0.1", certificates=certificates_in(tls))
+    maker = link_maker(kind, tls)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["kv_transfer.service", "kv_transfer.receiver"])
     ours, theirs = context.Pipe()
-    process = context.Process(target=_dial_and_wait, args=(theirs, maker.host(), tls))
+    process = context.Process(target=_dial_and_wait, args=(theirs, kind, tls, maker.host()))
     process.start()
     link = maker.accept("link", LONG_S)
     assert ours.poll(LONG_S) and process.pid is not None
+    (message,) = put(link, torch.zeros(BIG))
     os.kill(process.pid, number)
     with pytest.raises(TransferError) as error:
-        link.send(torch.zeros(BIG)).wait(timeout_s)
+        link.send(message).wait(timeout_s)
     assert error.value.reason == reason
     link.close()
     maker.close()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from fakes_kv_links import link_maker
 from fakes_kv_peers import FIRST_TOKENS, LONG_S, DecodePeer, PrefillPeer, transfer_config
 
 from core.kv_spec import KVGroup, KVSpec
@@ -16,7 +17,6 @@ from kv_transfer.link_plan import LinkPlan
 from kv_transfer.memory_link import MemoryLinkMaker
 from kv_transfer.parts import parts_of
 from kv_transfer.staging import BlockFormat, StagingLimits
-from kv_transfer.torch_link import TorchLinkMaker
 
 SPEC = KVSpec((KVGroup(num_layers=4, num_kv_heads=2, head_dim=512),), 16, "float32")
 """Half a MiB a block."""
@@ -46,10 +46,6 @@ def make_pair() -> Iterator[MakePair]:
         peer.stop()
 
 
-def _gloo() -> LinkMaker:
-    return TorchLinkMaker(host="127.0.0.1", backend="gloo")
-
-
 def _plan(decode_heads: list[list[int]], num_blocks: int) -> list[range]:
     p = PrefillPeer(MemoryLinkMaker(), transfer_config(), spec=SPEC)
     try:
@@ -66,12 +62,12 @@ def test_the_parts_of_a_message_are_all_its_blocks_in_order() -> None:
     assert _plan([[0], [1]], 5) == [range(5)], "several data links carry it whole"
 
 
-@pytest.mark.parametrize("make_links", [MemoryLinkMaker, _gloo], ids=["memory", "gloo"])
+@pytest.mark.parametrize("kind", ["memory", "gloo", "nearest"])
 @pytest.mark.parametrize("verify", [False, True])
 def test_blocks_arrive_as_they_were_in_messages_of_any_number_of_parts(
-    make_pair: MakePair, make_links: Callable[[], LinkMaker], verify: bool
+    make_pair: MakePair, kind: str, verify: bool
 ) -> None:
-    p, d = make_pair(make_links(), verify=verify)
+    p, d = make_pair(link_maker(kind), verify=verify)
     for num_blocks in (1, 2, 3, 5, 6, 23):
         transfer_id, source = f"t{num_blocks}", list(range(num_blocks, 0, -1))
         target = list(range(30, 30 + num_blocks))

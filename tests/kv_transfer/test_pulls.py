@@ -1,4 +1,4 @@
-"""Pulls between a real sender and a real receiver, over gRPC and in-memory or gloo data links."""
+"""Pulls between a real sender and a real receiver, over gRPC and data links of several kinds."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from fakes_kv_links import link_maker
 from fakes_kv_peers import (
     FIRST_TOKENS,
     LONG_S,
@@ -19,7 +20,6 @@ from fakes_kv_peers import (
 from kv_transfer.events import BlocksArrived, LeaseEnded, LeaseOutcome, PullClosed, PullNeedless
 from kv_transfer.link import LinkMaker
 from kv_transfer.memory_link import MemoryLinkMaker
-from kv_transfer.torch_link import TorchLinkMaker
 
 
 @pytest.fixture
@@ -43,10 +43,6 @@ def peers() -> Iterator[Callable[..., tuple[PrefillPeer, DecodePeer]]]:
 Peers = Callable[..., tuple[PrefillPeer, DecodePeer]]
 
 
-def _gloo() -> LinkMaker:
-    return TorchLinkMaker(host="127.0.0.1", backend="gloo")
-
-
 def _same(p: PrefillPeer, source: list[int], d: DecodePeer, target: list[int]) -> bool:
     return torch.equal(p.storage.pack(source), d.storage.pack(target))
 
@@ -61,12 +57,12 @@ def _permutation(seed: int, num_blocks: int) -> list[int]:
     return blocks
 
 
-@pytest.mark.parametrize("make_links", [MemoryLinkMaker, _gloo], ids=["memory", "gloo"])
+@pytest.mark.parametrize("kind", ["memory", "gloo", "nearest"])
 @pytest.mark.parametrize("overlap", [True, False])
 def test_blocks_arrive_as_they_were_whatever_the_chunks_and_what_d_holds(
-    peers: Peers, make_links: Callable[[], LinkMaker], overlap: bool
+    peers: Peers, kind: str, overlap: bool
 ) -> None:
-    p, d = peers(make_links(), overlap=overlap)
+    p, d = peers(link_maker(kind), overlap=overlap)
     cases = [
         (1, 0, 1),
         (3, 0, 3),
@@ -378,8 +374,9 @@ def test_d_stopping_fails_its_pulls_and_p_ends_their_leases(peers: Peers) -> Non
     assert d.fail().reason == "aborted"
 
 
-def test_many_transfers_share_a_link_without_mixing(peers: Peers) -> None:
-    p, d = peers(_gloo())
+@pytest.mark.parametrize("kind", ["gloo", "nearest"])
+def test_many_transfers_share_a_link_without_mixing(peers: Peers, kind: str) -> None:
+    p, d = peers(link_maker(kind))
     targets = {f"t{n}": list(range(4 * n, 4 * n + 4)) for n in range(16)}
     sources = {t: list(reversed(blocks)) for t, blocks in targets.items()}
     for transfer_id in targets:

@@ -23,6 +23,7 @@ from tandem_kernels.reference import ReferenceKernels
 from core.kv_partition import kv_heads_of_rank
 from core.kv_spec import KVGroup, KVSpec
 from kv_cache.storage import KVStorage
+from kv_transfer.events import LeaseEnded
 from kv_transfer.layout import plan_routes
 from kv_transfer.link import DataLink
 from kv_transfer.staging import BlockFormat, Lane, Staging, StagingSize, assemble
@@ -54,6 +55,7 @@ def pull(p: PrefillPeer, d: DecodePeer, source: list[int], target: list[int]) ->
     p.sender.grant("t", 2, source[2:])
     p.sender.close("t", FIRST_TOKENS)
     d.receive(target)
+    p.inbox.take(LeaseEnded)  # P has counted what it sent
 
 
 @pytest.mark.parametrize("dtype", ["int8", "fp8"])

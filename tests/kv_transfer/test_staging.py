@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import mmap
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import torch
 from fakes_kv_peers import HEADS, SPEC, random_storage
@@ -36,6 +38,22 @@ def test_slots_are_reused_after_as_many_messages_as_may_be_in_flight() -> None:
     first, second, third = (staging.slot(seq, 2) for seq in (1, 2, 3))
     assert first.data_ptr() == third.data_ptr() != second.data_ptr()
     assert staging.slot(1, 1).is_contiguous()
+
+
+def test_a_link_of_small_messages_takes_little_memory() -> None:
+    """Whatever its largest ones may be: a worker has many links."""
+    size = StagingSize(num_slots=4, num_blocks=2**23 // SPEC.bytes_per_block)
+    staging = Staging(BlockFormat.of(KVStorage(SPEC, 1)), size, num_heads=2, backend="gloo")
+    before = _memory_bytes()
+    for seq in range(4):
+        staging.slot(seq, 1).fill_(1)
+    assert _memory_bytes() - before < 2**20
+
+
+def _memory_bytes() -> int:
+    """What this process has in memory."""
+    resident = Path("/proc/self/statm").read_text().split()[1]
+    return int(resident) * mmap.PAGESIZE
 
 
 def test_heads_from_several_prefill_ranks_come_together_in_one_decode_rank() -> None:

@@ -18,8 +18,8 @@ from fakes_kv_peers import LONG_S
 from core.config import TlsConfig
 from core.errors import TransferError
 from kv_transfer.link import DataLink
+from kv_transfer.link_port import MAX_GREETINGS, digest
 from kv_transfer.secure_link import SecureLinkMaker
-from kv_transfer.secure_port import _MAX_GREETINGS, _digest
 
 NAME = "a secret token/link/0"
 
@@ -80,7 +80,7 @@ def say(at: tuple[str, int], words: bytes) -> bytes:
     "words",
     [
         b"",
-        _digest(NAME),
+        digest(NAME),
         (1).to_bytes(8, "little"),  # what gloo takes for a peer's greeting
         b"GET / HTTP/1.1\r\n\r\n",
         bytes(range(256)) * 400,
@@ -118,7 +118,7 @@ def test_who_has_no_certificate_of_the_authority_is_cut_off_even_with_the_token(
         waiting = threads.submit(maker.accept, NAME, LONG_S)
         raw = socket.create_connection(address(maker), LONG_S)
         with context.wrap_socket(raw, server_hostname="tandem") as stranger, pytest.raises(OSError):
-            stranger.sendall(_digest(NAME))
+            stranger.sendall(digest(NAME))
             stranger.recv(1)
             raise ConnectionError("it was closed without a word")
         assert not waiting.done()
@@ -131,7 +131,7 @@ def test_who_has_no_certificate_of_the_authority_is_cut_off_even_with_the_token(
 def test_a_node_of_the_cluster_without_the_token_joins_no_link(
     maker: SecureLinkMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kv_transfer.secure_port._GREETING_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("kv_transfer.link_port.GREETING_TIMEOUT_S", 0.1)
     link = join(maker)
     with pytest.raises(TransferError, match="does not wait for this link") as error:
         maker.dial(maker.host(), "a guessed token/link/0", LONG_S)
@@ -144,7 +144,7 @@ def test_a_node_of_the_cluster_without_the_token_joins_no_link(
 
 def test_a_crowd_that_connects_and_says_nothing_holds_no_link_up(maker: SecureLinkMaker) -> None:
     with contextlib.ExitStack() as crowd:
-        for _ in range(2 * _MAX_GREETINGS):
+        for _ in range(2 * MAX_GREETINGS):
             crowd.enter_context(socket.create_connection(address(maker), LONG_S))
         link = join(maker)
         transfer(link)

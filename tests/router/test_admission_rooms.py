@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.errors import OverloadedError, UnavailableError
@@ -70,6 +70,7 @@ def test_a_closing_house_says_so() -> None:
         admission.enter()
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from(list(PriorityClass)), st.integers(1, 300), st.booleans()),

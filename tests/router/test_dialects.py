@@ -13,6 +13,7 @@ from fakes_byte_model import EOS, SPECIAL, VOCAB_SIZE, write_byte_model
 from core.config import ModelConfig
 from core.errors import BadRequestError
 from router.dialect import Dialect, make_dialect, marker_literal, markers_kept
+from router.message.thoughts import Thinking, thinking_after
 from router.structure.answer_grammar import Wish, answer_grammar, needs_grammar
 from router.structure.output_format import OutputFormat, any_object
 from router.tools.conversation import for_template, without_tool_support
@@ -52,8 +53,10 @@ def special(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return load_tokenizer(load_card(ModelSource("huggingface", directory, "bytes")))
 
 
-def compiled(special: Tokenizer, dialect: Dialect, wish: Wish, tail: str = "assistant:") -> Grammar:
-    text = answer_grammar(wish, dialect, special, tail)
+def compiled(
+    special: Tokenizer, dialect: Dialect, wish: Wish, thinking: Thinking = Thinking.OVER
+) -> Grammar:
+    text = answer_grammar(wish, dialect, special, thinking)
     size = VOCAB_SIZE + len(MARKERS)
     return GrammarCompiler(lambda: grammar_vocabulary(special, size)).compile(text)
 
@@ -153,20 +156,20 @@ def test_a_format_or_calls(special: Tokenizer, tool_format: ToolFormat) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tail", "text", "expected"),
+    ("thinking", "text", "expected"),
     [
-        ("assistant:", '{"a": 1}', "whole"),
-        ("assistant:", '<think>Hm "{"</think>\n\n{"a": 1}', "whole"),
-        ("assistant:", "Hm", "wrong"),
-        ("<think>", 'Hm</think>{"a": 1}', "whole"),
-        ("<think>", '{"a": 1}', "part"),
-        ("<think>\n\n</think>", '{"a": 1}', "whole"),
-        ("<think>\n\n</think>", "<think>", "wrong"),
+        (Thinking.UNDECIDED, '{"a": 1}', "whole"),
+        (Thinking.UNDECIDED, '<think>Hm "{"</think>\n\n{"a": 1}', "whole"),
+        (Thinking.UNDECIDED, "Hm", "wrong"),
+        (Thinking.OPEN, 'Hm</think>{"a": 1}', "whole"),
+        (Thinking.OPEN, '{"a": 1}', "part"),
+        (Thinking.OVER, '{"a": 1}', "whole"),
+        (Thinking.OVER, "<think>", "wrong"),
     ],
 )
 @pytest.mark.parametrize("kind", ["json", "choice", "grammar"])
 def test_structure_begins_behind_thoughts_that_are_special_tokens(
-    special: Tokenizer, tail: str, text: str, expected: str, kind: str
+    special: Tokenizer, thinking: Thinking, text: str, expected: str, kind: str
 ) -> None:
     body = '{"a": 1}'
     wishes = {
@@ -175,8 +178,25 @@ def test_structure_begins_behind_thoughts_that_are_special_tokens(
         "grammar": OutputFormat("grammar", f"start: {json.dumps(body)}", "guided_grammar"),
     }
     dialect = Dialect(HERMES, True, thinks=True)
-    grammar = compiled(special, dialect, Wish(wishes[kind], None), tail)
+    grammar = compiled(special, dialect, Wish(wishes[kind], None), thinking)
     assert outcome(grammar, special, text) == expected
+
+
+@pytest.mark.parametrize(
+    ("tail", "continued", "expected"),
+    [
+        ("assistant:", None, Thinking.UNDECIDED),
+        ("assistant:<think>", None, Thinking.OPEN),
+        ("<think>\n\n</think>", None, Thinking.OVER),
+        ("anything", "<think>I was", Thinking.OPEN),
+        ("anything", "<think>I was</think>It", Thinking.OVER),
+        ("anything", "It is", Thinking.OVER),
+    ],
+)
+def test_the_prompt_shows_how_an_answer_begins(
+    tail: str, continued: str | None, expected: Thinking
+) -> None:
+    assert thinking_after(tail, continued) is expected
 
 
 def test_templates_get_arguments_as_objects_and_ids_that_they_take() -> None:

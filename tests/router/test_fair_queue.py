@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.errors import DeadlineError, OverloadedError
@@ -65,6 +65,7 @@ def test_whoever_leaves_the_line_is_never_next() -> None:
     assert take(queue) is second and len(queue) == 0
 
 
+@settings(deadline=None)
 @given(
     flood=st.integers(5, 60),
     sizes=st.lists(st.integers(1, 500), min_size=20, max_size=40),
@@ -112,6 +113,7 @@ def test_what_was_served_is_forgotten_of_tenants_that_owe_nothing() -> None:
     assert len(counters) < 200
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 100)), max_size=20))
 def test_the_tokens_ahead_are_about_those_that_are_really_sent_before(
     waiting: list[tuple[str, int]],
@@ -191,6 +193,7 @@ class SimulatedPool:
         return sum(max(0.0, at - now) for at in self.free_at) * self.tokens_per_s
 
 
+@settings(deadline=None)
 @given(
     workers=st.integers(1, 4),
     rate=st.floats(200, 50_000),

@@ -94,7 +94,7 @@ CHAT_CASES = COMMON | {
 }
 COMPLETION_CASES = COMMON | {
     "prompt": [{"prompt": ["One", "Two"]}, {"prompt": [5, 6, 7]}, {"prompt": [[5, 6], [7]]}],
-    "best_of": [{"best_of": 2, "n": 2}],
+    "best_of": [{"best_of": 2, "n": 2}, {"best_of": 2, "n": 2, "echo": True, "max_tokens": 0}],
     "logprobs": [{"logprobs": 0}, {"logprobs": 5}, {"logprobs": 3, "echo": True, "n": 2}],
     "return_tokens_as_token_ids": [{"logprobs": 1, "return_tokens_as_token_ids": True}],
 }

@@ -146,6 +146,8 @@ def test_only_the_prompt_can_be_asked_for(texts: Texts) -> None:
             assert choice["text"] == PROMPT and choice["finish_reason"] == "length"
             assert len(choice["tokens"]) == len(texts.tokenizer.encode(PROMPT))
             assert told.beside["usage"]["completion_tokens"] == 0
+        told = await whole_completion(h, **fields | {"prompt": ["One", "Two"], "best_of": 3})
+        assert [c["text"] for c in told.choices.values()] == ["One", "Two"]
         answer = whole_completion(h, prompt=PROMPT, max_tokens=0)
         assert await refused(answer) == ("max_tokens", "invalid_request")
 

@@ -166,6 +166,12 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "not",
     ),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "tool_call_id"),
+    (
+        {"extra_body": {"use_beam_search": True, "guided_regex": "a"}},
+        "guided_regex",
+        "beam search",
+    ),
+    ({"extra_body": {"use_beam_search": True}, "tools": [TIME]}, "tools", "beam search"),
 ]
 
 
@@ -376,6 +382,22 @@ def test_the_package_s_own_accumulation_of_streamed_calls_works(texts: Texts) ->
 
     said = CALLS.replace('"Paris"', '"Paris", "kind": "big"')
     in_house(texts, test, language=saying(texts, said))
+
+
+def test_an_answer_that_goes_on_with_open_thoughts_ends_them_first(texts: Texts) -> None:
+    async def test(h: House) -> None:
+        messages = [*MESSAGES, {"role": "assistant", "content": "<think>Let me"}]
+        answer = await h.openai.chat.completions.create(
+            model=MODEL,
+            messages=messages,
+            extra_body={"continue_final_message": True, "add_generation_prompt": False},
+        )
+        message = answer.choices[0].message
+        assert message.content == "Sunny."
+        assert message.reasoning_content == "see."  # type: ignore[attr-defined]
+
+    settings = {"model": {"reasoning_parser": "think"}}
+    in_house(texts, test, language=saying(texts, " see.</think>\nSunny."), overrides=settings)
 
 
 def test_grpc_has_structure_tools_and_thoughts_too(texts: Texts) -> None:

@@ -19,7 +19,7 @@ from fakes_tenants import bearer, keyed_house, make_key, open_store, put_keys, r
 from state.tenants import KeyRecord
 
 PROMPT = list(range(100, 140))
-SHORT_S = 0.2
+SHORT_S = 0.5
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.tenants.answer_headers import duration
@@ -20,6 +20,7 @@ def demand(limits: KeyLimits, *, tokens: int = 1, lease: str | None = None) -> L
     return LimitDemand("k", limits, DAY, 1, tokens, lease, 60.0)
 
 
+@settings(deadline=None)
 @given(
     limit=st.integers(1, 1000),
     asks=st.lists(st.tuples(st.floats(0, 30), st.integers(0, 400)), max_size=60),
@@ -41,6 +42,7 @@ def test_over_any_window_no_more_is_granted_than_a_full_bucket_and_its_refill(
             assert total <= limit * (1 + (at - start) / PERIOD_S) + 1e-6
 
 
+@settings(deadline=None)
 @given(limit=st.integers(1, 1000), spent=st.integers(0, 3000), cost=st.integers(1, 1000))
 def test_who_waits_as_long_as_told_is_granted(limit: int, spent: int, cost: int) -> None:
     def wait_s(now: float) -> float:
@@ -63,6 +65,7 @@ def test_what_is_given_back_can_be_granted_again_and_never_exceeds_the_limit() -
     assert bucket.level == 10
 
 
+@settings(deadline=None)
 @given(st.integers(1, 5), st.lists(st.integers(1, 50), max_size=100))
 def test_routers_that_count_alone_grant_no_more_together_than_the_limit(
     num_routers: int, costs: list[int]

@@ -214,3 +214,11 @@ def test_a_slow_rendering_ends_at_its_deadline() -> None:
     with pytest.raises(BadRequestError, match="takes too long"):
         template.render([USER])
     assert clock.looks == int(MAX_RENDER_S) + 2
+
+
+def test_another_template_knows_the_same_model() -> None:
+    other = ChatTemplate(CHATML, "<s>", "</s>").with_template("{{ bos_token }}{{ mood }}")
+    assert other.render([USER], kwargs={"mood": "good"}) == "<s>good"
+    with pytest.raises(BadRequestError) as caught:
+        ChatTemplate(CHATML).with_template("{% if")
+    assert caught.value.param == "chat_template"

@@ -79,6 +79,17 @@ def test_parameters_are_counted_with_biases_and_own_head(tmp_path: Path) -> None
     assert biased.num_parameters == plain + 2 * ((32 + 16 + 16 + 32) + (48 + 48 + 32))
 
 
+def test_the_authors_numbers_for_sampling_are_read(tmp_path: Path) -> None:
+    assert card_of(tmp_path / "silent").generation_config == {}
+    write_huggingface_directory(tmp_path / "a")
+    (tmp_path / "a" / "generation_config.json").write_text(
+        '{"temperature": 0.6, "top_k": -1, "top_p": 1, "do_sample": true, "min_p": "much",'
+        ' "repetition_penalty": NaN}'
+    )
+    found = load_card(ModelSource("huggingface", tmp_path / "a", "a")).generation_config
+    assert found == {"temperature": 0.6, "top_k": 0, "top_p": 1}
+
+
 def test_ends_of_text_are_gathered_from_all_files(tmp_path: Path) -> None:
     write_huggingface_directory(tmp_path)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 2]}')

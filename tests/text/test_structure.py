@@ -207,6 +207,7 @@ def test_grammars_are_kept_and_the_least_used_forgotten(tokenizer: Tokenizer) ->
         return grammar_vocabulary(tokenizer, VOCAB_SIZE)
 
     small = GrammarCompiler(vocabulary, kept=2)  # type: ignore[arg-type]
+    small.warm_up()
     one, two, three = (text_of(choice_part([word])) for word in ("one", "two", "three"))
     first = small.compile(one)
     small.compile(two)

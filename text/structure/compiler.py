@@ -48,7 +48,8 @@ class Grammar:
 class GrammarCompiler:
     """Compiled grammars by text, the least recently used forgotten first. Thread-safe.
 
-    The vocabulary is made when the first grammar is compiled.
+    The vocabulary is made when the first grammar is compiled, which holds Python's lock for a tenth
+    of a second and more, or by `warm_up`.
     """
 
     def __init__(
@@ -60,6 +61,10 @@ class GrammarCompiler:
         self._grammars: OrderedDict[str, Grammar] = OrderedDict()
         self._lock = threading.Lock()
         self._making = threading.Lock()
+
+    def warm_up(self) -> None:
+        """Makes the vocabulary now, instead of with the first grammar."""
+        self._whole_vocabulary()
 
     def known(self, text: str) -> Grammar | None:
         """The grammar if it is compiled already: no work."""

@@ -5,13 +5,15 @@
 //   values          [dimensions][rows of a block]
 //
 // A row's sums run in the same order as in few_rows.h: scores over the words of a head, weighted
-// values over the keys of a tile, totals in kLanes chains of every kLanes-th key.
+// values over the keys of a tile, totals in kLanes chains of every kLanes-th key. What a tile is
+// computed with is another's: attention_many_words.h, attention_many_bytes.h.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 
 #include "attention_plan.h"
+#include "attention_row_spans.h"
 #include "attention_rows.h"
 #include "attention_softmax.h"
 #include "attention_words.h"
@@ -20,70 +22,37 @@
 
 namespace tandem {
 
-// A tile as it is multiplied.
-struct PackedTile {
-  std::uint32_t* keys;    // [kTile / kPieceKeys][num_words][kPieceKeys]
-  std::uint32_t* values;  // [kTile / words][width]
-  float* key_scales;      // [kTile], where the cache has scales
-  float* value_scales;
-};
-
-constexpr std::int64_t kPackedKeys = 4 * kLanes;  // side by side in a piece
-
-template <class W, class E>
+template <class Tile>
 class ManyRows {
  public:
-  static constexpr int kVectors = 3;  // of rows in a block
-  static constexpr int kSteps = kVectorRegisters >= 32 ? 8 : 4;  // keys or dimensions at a time
-  static constexpr std::int64_t kBlockRows = kVectors * kLanes;
+  using T = typename Tile::Value;
+  using E = typename Tile::Element;
 
-  ManyRows(const AttentionCall& call, bool has_scales, Scratch& scratch)
+  ManyRows(const AttentionCall& call, Scratch& scratch)
       : call_(call),
-        exponents_(call.attention),
-        has_scales_(has_scales),
         group_(call.group()),
         d_(call.cache.head_dim),
-        num_words_((d_ + W::kPerWord - 1) / W::kPerWord),
-        width_(padded_width(d_)) {
-    const std::int64_t rows = std::max(job_tokens(group_) * group_, group_);
-    const std::int64_t blocks = (rows + kBlockRows - 1) / kBlockRows;
-    scratch.reset(Scratch::measure<std::uint32_t>(num_words_ * kTile) +
-                  Scratch::measure<std::uint32_t>(width_ * kTile) +
-                  2 * Scratch::measure<float>(kTile) +
-                  Scratch::measure<std::uint32_t>(blocks * num_words_ * kBlockRows) +
-                  Scratch::measure<std::uint32_t>(kTile * kBlockRows) +
-                  Scratch::measure<float>(kTile * kBlockRows) +
-                  Scratch::measure<float>(blocks * block_size()) +
-                  Scratch::measure<float>(kZerosBytes));
-    tile_.keys = scratch.take<std::uint32_t>(num_words_ * kTile);
-    tile_.values = scratch.take<std::uint32_t>(width_ * kTile);
-    tile_.key_scales = scratch.take<float>(kTile);
-    tile_.value_scales = scratch.take<float>(kTile);
-    queries_ = scratch.take<std::uint32_t>(blocks * num_words_ * kBlockRows);
-    weights_ = scratch.take<std::uint32_t>(kTile * kBlockRows);
-    scores_ = scratch.take<float>(kTile * kBlockRows);
-    blocks_ = scratch.take<float>(blocks * block_size());
-    zeros_ = scratch.take<float>(kZerosBytes);
-    std::fill_n(zeros_, width_, 0.0f);
+        width_(padded_width(d_)),
+        tile_(with_room(call, scratch), max_blocks(call), scratch),
+        blocks_(scratch.take<float>(max_blocks(call) * block_size(call))),
+        zeros_(scratch.take<T>(width_)) {
+    std::fill_n(zeros_, width_, T{});
   }
 
-  template <class T>
   void compute(const AttentionJob& job) {
     load_queries(job);
     for (std::int64_t b = 0; b < num_blocks(job); ++b) clear(block(b));
     for (std::int64_t tile = job.first_tile; tile < job.end_tile; ++tile) {
-      pack<T>(job, tile);
+      pack(job, tile);
       for (std::int64_t b = 0; b < num_blocks(job); ++b) {
-        with_count<kVectors>(num_vectors(job, b),
-                             [&](auto vectors) { add_tile<vectors.value>(job, b, tile); });
+        with_count<kBlockVectors>(num_vectors(job, b),
+                                  [&](auto vectors) { add_tile<vectors.value>(job, b, tile); });
       }
     }
     finish(job);
   }
 
  private:
-  static constexpr std::int64_t kZerosBytes = kMaxHeadDim + kLanes;
-
   // The sums of a block of rows.
   struct Block {
     float* largest;  // [kBlockRows]
@@ -91,9 +60,24 @@ class ManyRows {
     float* values;   // [width][kBlockRows]
   };
 
-  std::int64_t block_size() const { return (width_ + 2) * kBlockRows; }
+  static std::int64_t block_size(const AttentionCall& call) {
+    return (padded_width(call.cache.head_dim) + 2) * kBlockRows;
+  }
+  static std::int64_t max_blocks(const AttentionCall& call) {
+    const std::int64_t rows = std::max(job_tokens(call.group()) * call.group(), call.group());
+    return (rows + kBlockRows - 1) / kBlockRows;
+  }
+
+  static const AttentionCall& with_room(const AttentionCall& call, Scratch& scratch) {
+    const std::int64_t blocks = max_blocks(call);
+    scratch.reset(Tile::scratch_bytes(call, blocks) +
+                  Scratch::measure<float>(blocks * block_size(call)) +
+                  Scratch::measure<T>(padded_width(call.cache.head_dim)));
+    return call;
+  }
+
   Block block(std::int64_t b) const {
-    float* begin = blocks_ + b * block_size();
+    float* begin = blocks_ + b * block_size(call_);
     return {begin, begin + kBlockRows, begin + 2 * kBlockRows};
   }
   std::int64_t num_rows(const AttentionJob& job) const { return (job.end - job.begin) * group_; }
@@ -106,7 +90,7 @@ class ManyRows {
   }
 
   void clear(const Block& sums) const {
-    std::fill_n(sums.largest, block_size(), 0.0f);
+    std::fill_n(sums.largest, block_size(call_), 0.0f);
     std::fill_n(sums.largest, kBlockRows, kUnseen);
   }
 
@@ -121,52 +105,16 @@ class ManyRows {
         const std::int64_t token = job.begin + r / group_, head = job.kv_head * group_ + r % group_;
         rows[i] = q + token * call_.q_stride + head * d_;
       }
-      std::uint32_t* to = queries_ + first / kBlockRows * num_words_ * kBlockRows + first % kBlockRows;
-      transpose_rows<W>(rows, d_, num_words_, to, kBlockRows);
+      tile_.load_queries(rows, first);
     }
   }
 
   // What some query of the job sees; zeros fill up the last vectors.
-  template <class T>
   void pack(const AttentionJob& job, std::int64_t tile) {
     TileRuns runs;
     runs.locate(call_, job.sequence, job.kv_head, tile, job.read(call_, tile));
-    const TileReader<T> reader(call_, runs, reinterpret_cast<const T*>(zeros_));
-    const Span span = runs.keys.widened();
-    for (std::int64_t i = span.begin; i < span.end; i += kLanes) {
-      const T* rows[kLanes];
-      reader.keys(i, rows);
-      std::uint32_t* piece = tile_.keys + i / kPackedKeys * num_words_ * kPackedKeys;
-      transpose_rows<W>(rows, d_, num_words_, piece + i % kPackedKeys, kPackedKeys);
-      reader.values(i, rows);
-      for (std::int64_t k = 0; k < kLanes; k += W::kPerWord) {
-        pack_values(rows + k, tile_.values + (i + k) / W::kPerWord * width_);
-      }
-      if (TileReader<T>::kHasScales) {
-        store(tile_.key_scales + i, reader.key_scales(i));
-        store(tile_.value_scales + i, reader.value_scales(i));
-      }
-    }
+    tile_.pack(TileReader<T>(call_, runs, zeros_), runs.keys.widened());
   }
-
-  template <class T>
-  void pack_values(const T* const* rows, std::uint32_t* to) const {
-    for (std::int64_t dim = 0; dim < width_; dim += 2 * kLanes) {
-      with_count<2>(static_cast<int>((width_ - dim) / kLanes), [&](auto vectors) {
-        Words columns[vectors.value];
-        W::template columns<vectors.value>(rows, dim, d_, columns);
-        for (int v = 0; v < vectors.value; ++v) store_words(to + dim + v * kLanes, columns[v]);
-      });
-    }
-  }
-
-  // The keys that each row of some vectors sees.
-  template <int V>
-  struct RowSpans {
-    Ints begin[V], end[V];
-    Span all;     // some row sees them
-    Span common;  // every row does
-  };
 
   template <int V>
   RowSpans<V> row_spans(const AttentionJob& job, std::int64_t b, std::int64_t tile) const {
@@ -195,10 +143,10 @@ class ManyRows {
     if (spans.all.empty()) return;
     const Span span = spans.all.widened();
     Floats largest[V], keep[V], add[V];
-    score<V>(b, spans, span, largest);
+    tile_.template score<V>(b, spans, span, largest);
     const Block sums = block(b);
     for (int v = 0; v < V; ++v) {
-      const Floats total = weigh(v, span, largest[v]);
+      const Floats total = tile_.weigh(v, span, largest[v]);
       const MergeFactors factors(load(sums.largest + v * kLanes), largest[v]);
       keep[v] = factors.keep;
       add[v] = factors.add;
@@ -206,73 +154,10 @@ class ManyRows {
       store(sums.total + v * kLanes,
             merged(load(sums.total + v * kLanes), total, factors.keep, factors.add));
     }
-    for (std::int64_t dim = 0; dim < width_; dim += kSteps) {
-      multiply_block<W, kSteps, V>(
-          tile_.values + span.begin / W::kPerWord * width_ + dim, 1, width_, weights_, kBlockRows,
-          (span.end - span.begin) / W::kPerWord, [&](int i, int v, Floats sum) {
-            float* row = sums.values + (dim + i) * kBlockRows + v * kLanes;
-            store(row, merged(load(row), sum, keep[v], add[v]));
-          });
-    }
-  }
-
-  // Scores of `span`, kUnseen where a row doesn't see a key; their largest, as exponents.
-  template <int V>
-  void score(std::int64_t b, const RowSpans<V>& spans, Span span, Floats (&largest)[V]) {
-    const std::uint32_t* queries = queries_ + b * num_words_ * kBlockRows;
-    Floats highest[V];
-    for (int v = 0; v < V; ++v) highest[v] = broadcast(kUnseen);
-    for (std::int64_t key = span.begin; key < span.end; key += kSteps) {
-      const std::uint32_t* keys =
-          tile_.keys + key / kPackedKeys * num_words_ * kPackedKeys + key % kPackedKeys;
-      float* scores = scores_ + (key - span.begin) * kBlockRows;
-      const bool all_seen = spans.common.begin <= key && key + kSteps <= spans.common.end;
-      if (all_seen && !has_scales_ && !exponents_.capped()) {
-        multiply_block<W, kSteps, V>(keys, 1, kPackedKeys, queries, kBlockRows, num_words_,
-                                     [&](int i, int v, Floats score) {
-                                       highest[v] = larger(highest[v], score);
-                                       store(scores + i * kBlockRows + v * kLanes, score);
-                                     });
-        continue;
-      }
-      multiply_block<W, kSteps, V>(
-          keys, 1, kPackedKeys, queries, kBlockRows, num_words_, [&](int i, int v, Floats score) {
-            if (has_scales_) score *= broadcast(tile_.key_scales[key + i]);
-            if (exponents_.capped()) score = exponents_.cap(score);
-            const Ints at = Ints{} + static_cast<std::int32_t>(key + i);
-            score = (spans.begin[v] <= at) & (at < spans.end[v]) ? score : broadcast(kUnseen);
-            highest[v] = larger(highest[v], score);
-            store(scores + i * kBlockRows + v * kLanes, score);
-          });
-    }
-    for (int v = 0; v < V; ++v) largest[v] = exponents_.largest(highest[v]);
-  }
-
-  // Turns the scores of one vector of rows into weights; returns their sum.
-  Floats weigh(int v, Span span, Floats largest) {
-    const Floats unit = exponents_.unit(), base = -largest;
-    const float* scores = scores_ + v * kLanes;
-    std::uint32_t* weights = weights_ + v * kLanes;
-    Floats totals[kLanes] = {};
-    for (std::int64_t key = span.begin; key < span.end; key += kLanes) {
-#pragma GCC unroll 16
-      for (int i = 0; i < kLanes; i += W::kPerWord) {
-        Floats parts[W::kPerWord];
-#pragma GCC unroll 2
-        for (int p = 0; p < W::kPerWord; ++p) {
-          parts[p] = W::weight(fused(load(scores + (i + p) * kBlockRows), unit, base));
-          totals[i + p] += parts[p];
-          if (has_scales_) parts[p] *= broadcast(tile_.value_scales[key + i + p]);
-        }
-        store_words(weights + i / W::kPerWord * kBlockRows, W::along(parts));
-      }
-      scores += kLanes * kBlockRows;
-      weights += kLanes / W::kPerWord * kBlockRows;
-    }
-    for (int apart = kLanes / 2; apart > 0; apart /= 2) {
-      for (int i = 0; i < apart; ++i) totals[i] += totals[i + apart];
-    }
-    return totals[0];
+    tile_.template weigh_values<V>(span, [&](std::int64_t dim, int v, Floats sum) {
+      float* row = sums.values + dim * kBlockRows + v * kLanes;
+      store(row, merged(load(row), sum, keep[v], add[v]));
+    });
   }
 
   void finish(const AttentionJob& job) const {
@@ -303,18 +188,12 @@ class ManyRows {
   }
 
   const AttentionCall& call_;
-  const Exponents exponents_;
-  const bool has_scales_;
   const std::int64_t group_;
   const std::int64_t d_;
-  const std::int64_t num_words_;
   const std::int64_t width_;
-  PackedTile tile_;
-  std::uint32_t* queries_;  // [blocks][num_words][kBlockRows]
-  std::uint32_t* weights_;  // [keys / words][kBlockRows], from the span's first
-  float* scores_;           // [keys][kBlockRows], from the span's first
-  float* blocks_;           // [blocks][block_size]
-  float* zeros_;            // a row
+  Tile tile_;
+  float* const blocks_;  // [blocks][block_size]
+  T* const zeros_;       // a row
 };
 
 }  // namespace tandem

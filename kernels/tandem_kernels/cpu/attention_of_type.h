@@ -3,28 +3,32 @@
 
 #include <type_traits>
 
+#include "attention_few_bytes.h"
 #include "attention_few_rows.h"
+#include "attention_few_words.h"
+#include "attention_many_bytes.h"
 #include "attention_many_rows.h"
+#include "attention_many_words.h"
 #include "attention_plan.h"
 #include "thread_pool.h"
 
 namespace tandem {
 
-// W words, T elements of the cache, E of queries and results.
-template <class W, class T, class E>
+// Few computes a tile for few rows, Many for many of them.
+template <class Few, class Many>
 class Attention {
  public:
   explicit Attention(const AttentionCall& call) : call_(call) {}
 
   void run(AttentionPlan& plan) const {
-    plan.make(call_, num_threads(), FewRows<W, T, E>::partial_size(call_));
+    plan.make(call_, num_threads(), FewRows<Few>::partial_size(call_));
     const AttentionJob* jobs = plan.jobs().data();
     parallel_parts(static_cast<int>(plan.parts().size()), [&](int i) {
       const AttentionPart& part = plan.parts()[static_cast<std::size_t>(i)];
       compute({jobs + part.first, jobs + part.end, part.first_tile, part.end_tile});
     });
     if (!plan.has_partials()) return;
-    FewRows<W, T, E> rows(call_, thread_scratch());
+    FewRows<Few> rows(call_, thread_scratch());
     for (const AttentionJob& job : plan.jobs()) {
       if (job.partials != nullptr) rows.merge_partials(job);
     }
@@ -42,11 +46,11 @@ class Attention {
       const AttentionJob* next = job;
       while (next != range.end && is_few(*next) == few) ++next;
       if (few) {
-        FewRows<W, T, E>(call_, thread_scratch())
+        FewRows<Few>(call_, thread_scratch())
             .compute({job, next, range.first_tile, range.end_tile});
       } else {
-        ManyRows<W, E> rows(call_, TileReader<T>::kHasScales, thread_scratch());
-        for (; job != next; ++job) rows.template compute<T>(*job);
+        ManyRows<Many> rows(call_, thread_scratch());
+        for (; job != next; ++job) rows.compute(*job);
       }
       job = next;
     }
@@ -61,22 +65,29 @@ using Bfloat16Words = PairWords;
 using Bfloat16Words = FloatWords;
 #endif
 
-template <class W, class T, class E>
+template <class Few, class Many>
 void attend(const AttentionCall& call) {
   // The caller's own, kept from call to call
   static thread_local AttentionPlan plan;
-  Attention<W, T, E>(call).run(plan);
+  Attention<Few, Many>(call).run(plan);
 }
 
-// bfloat16 queries meet bfloat16 words, unless the cache is finer than that.
+template <class W, class T, class E>
+void attend_in_words(const AttentionCall& call) {
+  attend<FewWords<W, T, E>, ManyWords<W, T, E>>(call);
+}
+
+// bfloat16 queries meet bfloat16 words, unless the cache is finer than that, or whole numbers.
 template <class T>
 void attend_as(const AttentionCall& call) {
   using Finer = std::conditional_t<std::is_same_v<T, float>, FloatWords, Bfloat16Words>;
-  if (call.element == ElementType::kFloat32) {
-    attend<FloatWords, T, float>(call);
-  } else {
-    attend<Finer, T, Bfloat16>(call);
+  if (call.element == ElementType::kFloat32) return attend_in_words<FloatWords, T, float>(call);
+#if defined(TANDEM_BYTE_PRODUCTS)
+  if constexpr (std::is_same_v<T, Int8Value>) {
+    return attend<FewBytes<Bfloat16>, ManyBytes<Bfloat16>>(call);
   }
+#endif
+  attend_in_words<Finer, T, Bfloat16>(call);
 }
 
 }  // namespace tandem

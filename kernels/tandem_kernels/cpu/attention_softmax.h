@@ -27,6 +27,11 @@ class Exponents {
 
   bool capped() const { return capped_; }
   Floats cap(Floats products) const { return tanh_of(products * inner_); }
+  // The exponent of products that count in `scales`, and `added`.
+  Floats of(Floats products, Floats scales, Floats added) const {
+    if (!capped_) return fused(products, unit_ * scales, added);
+    return fused(tanh_of(products * (inner_ * scales)), unit_, added);
+  }
   Floats unit() const { return unit_; }
 
   // The largest exponent, where `score` is the largest score.
@@ -44,6 +49,19 @@ struct RowSum {
   float* largest;
   float* total;
   float* values;
+};
+
+// Such sums of rows, one after the other.
+struct RowSums {
+  float* begin;
+  std::int64_t row_size;
+
+  static constexpr std::int64_t kHeader = kLanes;  // largest and total; values stay aligned
+
+  RowSum row(std::int64_t r) const {
+    float* row = begin + r * row_size;
+    return {row, row + 1, row + kHeader};
+  }
 };
 
 // What the sums so far and those of a tile are multiplied by when they are merged.

@@ -24,6 +24,60 @@ struct TileRange {
   }
 };
 
+// Memory to be asked for while a tile is computed, a little at every step. All inline: a call would
+// make a loop's sums leave their registers.
+class FetchSteps {
+ public:
+  // Forgets what is left.
+  void clear() { num_pieces_ = next_ = 0; }
+
+  void add(const TileRuns& tile, const TandemLayerCache& cache, Span runs, std::int64_t run_bytes,
+           bool values) {
+    const std::int64_t delta = values ? tile.delta : 0;
+    for (std::int64_t run = runs.begin; run < runs.end; ++run) {
+      const char* from = tile.runs[run] + delta;
+      const void* beside = tile.scales_of(cache, run, values);
+      for (std::int64_t i = 0; i < run_bytes; i += kPieceBytes) {
+        // Longer runs are cut: so much is enough for them
+        if (num_pieces_ == kMostPieces) return;
+        pieces_[num_pieces_++] = {from + i, beside == nullptr ? from : beside};
+      }
+    }
+  }
+
+  // What all steps weigh together, by the time that passes between one and the next.
+  void divide(std::int64_t total_weight) {
+    due_ = 0;
+    due_per_weight_ = num_pieces_ * kWhole / total_weight;
+  }
+
+  [[gnu::always_inline]] void step(std::int64_t weight) {
+    due_ += weight * due_per_weight_;
+    for (; due_ >= kWhole && next_ < num_pieces_; due_ -= kWhole, ++next_) {
+      const Piece& piece = pieces_[next_];
+      __builtin_prefetch(piece.from, 0, 2);
+      __builtin_prefetch(piece.from + 64, 0, 2);
+      __builtin_prefetch(piece.from + 128, 0, 2);
+      __builtin_prefetch(piece.from + 192, 0, 2);
+      __builtin_prefetch(piece.beside, 0, 2);
+    }
+  }
+
+ private:
+  static constexpr std::int64_t kPieceBytes = 256;
+  static constexpr std::int64_t kMostPieces = 512;
+  static constexpr std::int64_t kWhole = 1 << 16;
+
+  struct Piece {
+    const char* from;
+    const void* beside;  // the scales
+  };
+
+  std::int64_t num_pieces_ = 0, next_ = 0;
+  std::int64_t due_ = 0, due_per_weight_ = 0;  // pieces x kWhole
+  Piece pieces_[kMostPieces];
+};
+
 // Walks over the tiles of a range and asks for memory some way ahead, tile by tile first all keys,
 // then all values. Runs of a paged cache are too short for the hardware to see where they lead.
 class TileWalk {
@@ -36,7 +90,7 @@ class TileWalk {
         run_bytes_(kRunKeys * call.cache.head_dim * value_bytes(call.cache.type)),
         wanted_lead_(kAheadBytes / run_bytes_ * kRunKeys) {
     find_tile();
-    fetch(kFirstRuns);
+    prefetch(kFirstRuns);
   }
 
   const TileRuns& current() const { return places_[current_ % kPlaces]; }
@@ -50,7 +104,19 @@ class TileWalk {
   void used(std::int64_t num_keys) {
     lead_ -= num_keys;
     // At most twice as fast as what is used up, so that requests don't queue
-    fetch(2 * num_keys / kRunKeys);
+    prefetch(2 * num_keys / kRunKeys);
+  }
+
+  // The same for all keys of the tile and their values: sets what to fetch in steps that weigh so much.
+  void use_tile(FetchSteps& steps, std::int64_t total_weight) {
+    const Span keys = current().keys.widened();
+    const std::int64_t used = 2 * (keys.end - keys.begin);
+    lead_ -= used;
+    steps.clear();
+    fetch(2 * used / kRunKeys, [&](const TileRuns& tile, Span runs, bool values) {
+      steps.add(tile, call_.cache, runs, run_bytes_, values);
+    });
+    steps.divide(total_weight);
   }
 
  private:
@@ -60,16 +126,29 @@ class TileWalk {
   static constexpr std::int64_t kFirstRuns = 8;
   static constexpr std::int64_t kPlaces = 8;  // tiles known at a time
 
-  void fetch(std::int64_t num_runs) {
-    for (; num_runs > 0 && lead_ < wanted_lead_; --num_runs) {
+  void prefetch(std::int64_t num_runs) {
+    fetch(num_runs, [&](const TileRuns& tile, Span runs, bool values) {
+      for (std::int64_t run = runs.begin; run < runs.end; ++run) {
+        tile.prefetch(call_.cache, run, run_bytes_, values);
+      }
+    });
+  }
+
+  // ask(tile, runs, whether of values) for up to so many runs.
+  template <class Ask>
+  void fetch(std::int64_t num_runs, const Ask& ask) {
+    while (num_runs > 0 && lead_ < wanted_lead_) {
       if (fetched_ == found_ && (found_ == current_ + kPlaces || !find_tile())) return;
       const TileRuns& place = places_[fetched_ % kPlaces];
-      place.prefetch(place.keys.begin / kRunKeys + runs_fetched_, run_bytes_, values_);
-      lead_ += kRunKeys;
-      ++runs_fetched_;
-      if (place.keys.begin / kRunKeys + runs_fetched_ < (place.keys.end + kRunKeys - 1) / kRunKeys) {
-        continue;
-      }
+      const std::int64_t first = place.keys.begin / kRunKeys + runs_fetched_;
+      const std::int64_t end = (place.keys.end + kRunKeys - 1) / kRunKeys;
+      const std::int64_t wanted = (wanted_lead_ - lead_ + kRunKeys - 1) / kRunKeys;
+      const std::int64_t number = std::min({num_runs, wanted, end - first});
+      ask(place, Span{first, first + number}, values_);
+      num_runs -= number;
+      lead_ += number * kRunKeys;
+      runs_fetched_ += number;
+      if (first + number < end) continue;
       // Keys are used in whole vectors, runs or not
       const Span used = place.keys.widened();
       lead_ += used.end - used.begin - runs_fetched_ * kRunKeys;
