@@ -1,10 +1,12 @@
 """One request's stay in the house, and what it owes when it leaves.
 
-enter    the key may ask this model, and its class has a place in the house
-charge   the prompt is known: request, prompt tokens and a lease are taken of the key's limits
-turn     room among waiting tokens, in time for the deadline, then the line
-gained   tokens leave for the client
-leave    always once: everything taken is given back, what was used is charged
+    enter    the key may ask this model, and its class has a place in the house
+    charge   the prompt is known: request, prompt tokens and a lease are taken of the key's limits
+    turn     room among waiting tokens, in time for the deadline, then the line
+    gained   tokens leave for the client
+    leave    always once: everything taken is given back, what was used is charged
+
+The first token is heard of from the request's timeline: the client may be told of it much later.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from core.clock import Clock
 from core.errors import (
@@ -21,7 +24,8 @@ from core.errors import (
     TandemError,
 )
 from router.admission import Admission
-from router.life.served_life import ServedLife
+from router.life.admitted_request import AdmittedRequest
+from router.life.timeline import RequestTimeline
 from router.limits import check_model
 from router.line.early import retry_after_s, too_late
 from router.line.fair_queue import Ticket
@@ -41,6 +45,7 @@ from router.tenants.usage import (
 from state.tenants import KeyRecord, LimitDemand, LimitVerdict, PriorityClass, Settlement
 
 LEASE_MARGIN_S = 30.0
+FINISHED = "finished"
 
 BASE_PRIORITY = {
     PriorityClass.INTERACTIVE: -1000,
@@ -81,6 +86,19 @@ class Served:
     output_tokens: int
 
 
+class WaitingLife(Protocol):
+    """What a visit needs to know of the life that follows its turn."""
+
+    request: AdmittedRequest
+    timeline: RequestTimeline
+
+    @property
+    def num_attempts(self) -> int: ...
+
+    @property
+    def num_tokens_to_compute(self) -> int: ...
+
+
 class Visit:
     """Made by `enter`; ended by `leave`."""
 
@@ -94,7 +112,7 @@ class Visit:
         self._alone = False
         self._waiting_tokens = 0
         self._ticket: Ticket | None = None
-        self._life: ServedLife | None = None
+        self._num_gained = 0
 
     @property
     def priority_class(self) -> PriorityClass:
@@ -147,7 +165,7 @@ class Visit:
             raise _refusal(accounts, key, verdict, num_tokens)
         self._num_requests, self._charged, self._alone = num_requests, num_tokens, verdict.alone
 
-    async def turn(self, life: ServedLife) -> None:
+    async def turn(self, life: WaitingLife) -> None:
         """Returns when the request may be sent to workers.
 
         Raises OverloadedError for a full house, or for a first token that would come after the
@@ -167,7 +185,8 @@ class Visit:
         wait_s = retry_after_s(predicted_s)
         hall.admission.wait(num_tokens, self.priority_class, retry_after_s=wait_s)
         self._waiting_tokens = num_tokens
-        self._ticket, self._life = ticket, life
+        self._ticket = ticket
+        life.timeline.on_first_token = lambda: self._first_token(life)
         await hall.line.join(ticket, request.deadline, views)
 
     def end(self, error: TandemError) -> None:
@@ -177,24 +196,28 @@ class Visit:
 
     def gained(self, num_tokens: int) -> None:
         """These tokens leave for the client."""
-        assert self._ticket is not None and self._life is not None, "not sent yet"
-        line, timeline = self._hall.line, self._life.timeline
-        line.served(self._ticket, num_tokens)
-        if not self._waiting_tokens:
-            return
-        self._hall.admission.served(self._waiting_tokens)
-        self._waiting_tokens = 0
-        if self._life.num_attempts == 1 and timeline.sent is not None:
-            # Waiting for a worker to exist, or a second try, says nothing about how fast they are.
-            line.learn(self._ticket, self._hall.clock.now() - timeline.sent)
+        assert self._ticket is not None, "not sent yet"
+        self._num_gained += num_tokens
+        self._hall.line.served(self._ticket, num_tokens)
 
     def leave(self, outcome: str, served: Served) -> None:
         self._hall.admission.served(self._waiting_tokens)
         self._waiting_tokens = 0
         self._hall.admission.leave()
         if self._ticket is not None:
-            self._hall.line.leave(self._ticket)
+            untold = served.output_tokens - self._num_gained
+            self._hall.line.leave(self._ticket, max(0, untold))
         self._settle(outcome, served)
+
+    def _first_token(self, life: WaitingLife) -> None:
+        assert self._ticket is not None, "not sent yet"
+        line, sent = self._hall.line, life.timeline.sent
+        self._hall.admission.served(self._waiting_tokens)
+        self._waiting_tokens = 0
+        if life.num_attempts == 1 and sent is not None:
+            # Waiting for a worker to exist, or a second try, says nothing about how fast they are.
+            line.learn(self._ticket, self._hall.clock.now() - sent)
+        line.first_token(self._ticket)
 
     def _check_in_time(self, ticket: Ticket, predicted_s: float | None, deadline: float) -> None:
         error = too_late(
@@ -252,7 +275,7 @@ class Visit:
         accounts.metrics.ended(key.name, outcome, served.prompt_tokens, served.output_tokens)
         if not self._day:
             return
-        was_served = served.output_tokens > 0
+        was_served = outcome == FINISHED or served.output_tokens > 0
         row = usage_row(
             accounts.weights,
             accounts.prices.get(self._hall.model, Price()),

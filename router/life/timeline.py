@@ -12,6 +12,7 @@ and the first decode step lie after it, in the gap.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from core.request import AttemptDone, Phase
@@ -43,6 +44,8 @@ class RequestTimeline:
     first_token: float | None = None
     second_token: float | None = None
     finished: float | None = None
+    on_first_token: Callable[[], None] | None = None
+    """Told when it is here, whether or not the client hears of it yet."""
     attempts: dict[str, AttemptTimeline] = field(default_factory=dict)
     """By transfer id, in order."""
 
@@ -50,6 +53,8 @@ class RequestTimeline:
         """Notes a token that is about to leave for the client."""
         if position == 0 and self.first_token is None:
             self.first_token = now
+            if self.on_first_token is not None:
+                self.on_first_token()
         elif position == 1 and self.second_token is None:
             self.second_token = now
 

@@ -1,10 +1,12 @@
 """The line between the door and the workers.
 
-join      the gate open and nobody before: through at once, without waiting
-wait      else until the fair queue's head may go: a first token came, a request ended, a worker
-          came or said something new
-served    its first token came: what it kept busy is free
-leave     always once, whatever became of it
+    join         the gate open and nobody before: through at once, without waiting
+    wait         else until the fair queue's head may go: a first token came, a request ended, a
+                 worker came or said something new
+    first token  what it kept busy is free
+    leave        always once, whatever became of it
+
+What tenants were served, prompts when sent and outputs as they come, decides whose turn it is.
 """
 
 from __future__ import annotations
@@ -87,18 +89,20 @@ class WaitingLine:
     def served(self, ticket: Ticket, num_tokens: int) -> None:
         """The client was given tokens."""
         self._queue.served(ticket, output_tokens=num_tokens)
-        sent = self._sent[ticket]
-        if sent.waits:
-            self._free(ticket, sent)
-            self._advance()
+
+    def first_token(self, ticket: Ticket) -> None:
+        """Its prompt is computed."""
+        self._free(ticket, self._sent[ticket])
+        self._advance()
 
     def learn(self, ticket: Ticket, seconds: float) -> None:
         """It took that long from its worker being told to its first token, at the first try."""
         self.model.observe(self._sent[ticket].work, seconds)
 
-    def leave(self, ticket: Ticket) -> None:
-        """It is over, wherever it was. Idempotent."""
+    def leave(self, ticket: Ticket, num_untold: int) -> None:
+        """It is over, wherever it was; so many of its tokens were computed and never told."""
         self._queue.remove(ticket)
+        self._queue.served(ticket, output_tokens=num_untold)
         sent = self._sent.pop(ticket, None)
         if sent is not None:
             self._free(ticket, sent)
