@@ -39,6 +39,7 @@ from router.http.server import HttpServer
 from router.identifiers import new_router_id
 from router.life.request_life import LifeSettings
 from router.metrics import RouterMetrics
+from router.observe.debug import add_debug
 from router.observe.observer import Observer, ObserverSettings
 from router.rpc.server import GrpcServer
 from router.structure.grammar_check import GrammarCheck
@@ -121,7 +122,6 @@ class RouterServer:
                 GrammarCompiler(lambda: grammar_vocabulary(tokenizer, card.vocab_size))
             ),
         )
-        settings = _door_settings(config, card)
         self._tenancy = Tenancy(config, self.fleet, self.metrics, clock, model=settings.model)
         self._door = Door(
             fleet=self.fleet,
@@ -158,7 +158,8 @@ class RouterServer:
             gatekeeper=self._tenancy.gatekeeper,
             certificates=front,
         )
-        self._admin = _admin_server(config, self._tenancy, front)
+        shown = self.observer if observability.debug_requests != "off" else None
+        self._admin = _admin_server(config, self._tenancy, shown, front)
         for name, host in (
             ("http_host", router.http_host),
             ("grpc_host", router.grpc_host),
@@ -231,14 +232,20 @@ class RouterServer:
 
 
 def _admin_server(
-    config: Config, tenancy: Tenancy, front: CertificateFiles[FrontTls] | None
+    config: Config,
+    tenancy: Tenancy,
+    observer: Observer | None,
+    front: CertificateFiles[FrontTls] | None,
 ) -> HttpServer | None:
+    """`observer` is whose requests are shown there."""
     router, store = config.router, tenancy.store
     if router.admin_port is None or router.admin_token is None or store is None:
         return None
     app = create_admin_app(
         Admin(router.admin_token, store, tenancy.hall, tenancy.ring, tenancy.limits)
     )
+    if observer is not None:
+        add_debug(app, observer)
     return HttpServer(app, host=router.admin_host, port=router.admin_port, certificates=front)
 
 

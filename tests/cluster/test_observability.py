@@ -191,3 +191,29 @@ def test_workers_say_what_share_of_their_peaks_they_use(made: PairHouse) -> None
             'role="decode",worker="decode-0"',
             'role="prefill",worker="prefill-0"',
         }
+
+
+def test_a_pull_that_fails_is_seen_on_all_sides_beside_the_one_that_follows(model: Path) -> None:
+    with grpc_collector() as (collector, endpoint):
+        both = [
+            f"observability.otlp_endpoint={endpoint}",
+            f"model.model={model}",
+            "faults.spec=kv_send:fail:once",
+        ]
+        trace_id = new_trace_id()
+        with pair_house(both=both) as house:
+            ask(house, trace_id)
+        spans = traced(collector.spans, trace_id)  # everything was sent before they stopped
+    (root,) = (s for s in spans if s.parent_id == CLIENT_SPAN)
+    assert not root.failed and root.attributes["tandem.num_attempts"] == 2
+    attempts = sorted(
+        (s for s in spans if s.name == "attempt"), key=lambda s: s.span.start_time_unix_nano
+    )
+    assert [s.failed for s in attempts] == [True, False]
+    assert attempts[0].attributes["error.type"] == "transfer_failed"
+    for attempt, failed in zip(attempts, (True, False), strict=True):
+        below = {s.name: s for s in spans if s.parent_id == attempt.id}
+        assert {"prefill", "decode"} <= below.keys()
+        (pull,) = (s for s in spans if s.parent_id == below["decode"].id)
+        assert (pull.name, pull.failed) == ("kv_transfer", failed)
+        assert below["decode"].failed is failed

@@ -16,6 +16,7 @@ from fakes_house import MODEL, House, Texts, house
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_server import Prometheus, locate, running
 
+from core import metric_names as names
 from core.histogram import Histogram
 from core.load import LoadReport, StepTotals
 
@@ -96,11 +97,12 @@ def test_names_are_found_in_queries() -> None:
     assert names_in(query) == {"a_b:c", "d_total", "e", "f"}
 
 
-def test_rules_and_dashboards_ask_for_what_is_there(texts: Texts) -> None:
+def test_rules_and_dashboards_ask_for_what_is_there(texts: Texts, tmp_path: Path) -> None:
     recorded = {rule["record"] for rule in rules() if "record" in rule}
+    keys: dict[str, object] = {"require_keys": True, "file": str(tmp_path / "tenants.db")}
 
     async def run() -> str:
-        async with house(texts) as h:
+        async with house(texts, overrides={"tenants": keys}) as h:
             return (await h.http.get("/metrics")).text
 
     shown = shown_names(asyncio.run(run()))
@@ -113,6 +115,13 @@ def test_rules_and_dashboards_ask_for_what_is_there(texts: Texts) -> None:
     looked_at = {re.sub("_(bucket|sum|count)$", "", name) for name in known}
     unseen = {name for name in families - looked_at if name.startswith("tandem_")}
     assert not unseen, "histograms that nobody looks at"
+
+
+def test_every_metric_is_explained() -> None:
+    page = (fakes_process.ROOT / "docs/OBSERVABILITY.md").read_text()
+    ours = {v for v in vars(names).values() if isinstance(v, str) and re.match(r"tandem_\w", v)}
+    assert len(ours) > 40
+    assert [name for name in sorted(ours) if f"`{name}`" not in page] == []
 
 
 def test_every_alert_says_what_is_the_matter() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from core.trace_context import attempt_span_id, decode_context
 
 PROMPT = list(range(100, 140))
 BROKEN = AttemptFailed("", "internal_error", "a bug", False)
+ADMIN_TOKEN = "an-admin-token-of-some-length"
 SHOWN = {"observability": {"debug_requests": "public", "debug_ring_size": 3}}
 
 
@@ -180,7 +182,30 @@ def test_only_the_last_ended_requests_are_remembered(texts: Texts) -> None:
     in_house(texts, test, overrides=SHOWN)
 
 
-def test_requests_are_not_shown_where_everybody_asks_unless_wanted(texts: Texts) -> None:
+@pytest.mark.parametrize(("where", "status"), [("admin", 200), ("public", 200), ("off", 404)])
+def test_requests_are_shown_to_operators_unless_unwanted(
+    texts: Texts, tmp_path: Path, where: str, status: int
+) -> None:
+    async def test(h: House) -> None:
+        assert (await h.http.post("/v1/completions", json=body())).status_code == 200
+        public = await h.http.get("/debug/requests")
+        assert public.status_code == (200 if where == "public" else 404)
+        url = f"http://127.0.0.1:{h.ports.admin}/debug/requests"
+        assert (await h.http.get(url)).status_code == 401
+        headers = {"authorization": f"Bearer {ADMIN_TOKEN}"}
+        shown = await h.http.get(url, headers=headers)
+        assert shown.status_code == status
+        assert status == 404 or len(shown.json()["requests"]) == 1
+
+    overrides: dict[str, dict[str, object]] = {
+        "router": {"admin_port": 0, "admin_token": ADMIN_TOKEN},
+        "tenants": {"file": str(tmp_path / "tenants.db")},
+        "observability": {"debug_requests": where},
+    }
+    in_house(texts, test, overrides=overrides)
+
+
+def test_without_an_admin_server_requests_are_shown_nowhere_unless_wanted(texts: Texts) -> None:
     async def test(h: House) -> None:
         assert (await h.http.post("/v1/completions", json=body())).status_code == 200
         assert (await h.http.get("/debug/requests")).status_code == 404
