@@ -84,6 +84,9 @@ class SlowMaker:
     def accept(self, name: str, timeout_s: float) -> DataLink:
         return _SlowLink(self, self._inner.accept(name, timeout_s))
 
+    def abandon(self, name: str) -> None:
+        self._inner.abandon(name)
+
     def dial(self, rendezvous: Rendezvous, name: str, timeout_s: float) -> DataLink:
         return _SlowLink(self, self._inner.dial(rendezvous, name, timeout_s))
 
@@ -106,6 +109,9 @@ class _SlowLink:
     def __init__(self, maker: SlowMaker, inner: DataLink) -> None:
         self._maker = maker
         self._inner = inner
+
+    def share(self, size_bytes: int, timeout_s: float) -> torch.Tensor | None:
+        return self._inner.share(size_bytes, timeout_s)
 
     def send(self, message: torch.Tensor) -> Pending:
         self._maker.before_send()
