@@ -84,6 +84,9 @@ class SlowMaker:
     def accept(self, name: str, timeout_s: float) -> DataLink:
         return _SlowLink(self, self._inner.accept(name, timeout_s))
 
+    def abandon(self, name: str) -> None:
+        self._inner.abandon(name)
+
     def dial(self, rendezvous: Rendezvous, name: str, timeout_s: float) -> DataLink:
         return _SlowLink(self, self._inner.dial(rendezvous, name, timeout_s))
 
