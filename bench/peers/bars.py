@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Literal
 
 from bench.peers.memory_measurement import START_MIB, TOTAL_MIB
@@ -72,6 +73,8 @@ def _throughput_bars() -> list[Bar]:
         ("tandem bf16", "concurrency-32", output, 1.15),
         ("tandem w8a8", "concurrency-8", output, 1.7),
         ("tandem w8a8", "concurrency-32", output, 2.0),
+        ("tandem w8a8 int8-KV", "concurrency-8", output, 1.7),
+        ("tandem w8a8 int8-KV", "concurrency-32", output, 2.0),
         ("tandem bf16", "prefill-1024", prompt, 1.1),
         ("tandem bf16", "prefill-4096", prompt, 1.4),
         ("tandem w8a8", "prefill-1024", prompt, 1.6),
@@ -81,10 +84,10 @@ def _throughput_bars() -> list[Bar]:
 
 
 def _arrival_bars() -> list[Bar]:
-    pair = "tandem 1P+1D bf16"
+    worst = "worst_gap_ms"
+    loads = ("arrival-2048", "arrival-7936")
     bars = []
-    for load in ("arrival-2048", "arrival-7936"):
-        worst = "worst_gap_ms"
+    for pair, load in product(("tandem 1P+1D bf16", "tandem 1P+1D bf16 int8-KV"), loads):
         bars += [
             Bar(pair, load, "worst_gap_over_own_median", "at most", 3.0),
             Bar(pair, load, worst, "at most", 1 / 20, "vllm bf16"),

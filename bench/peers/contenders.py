@@ -76,6 +76,7 @@ class Contender:
 _ARRIVALS = ("arrival-512", "arrival-2048", "arrival-7936")
 _QUANTISED = ("stream", "concurrency-8", "concurrency-32", "prefill-1024", "prefill-4096")
 _BFLOAT16 = {"model.dtype": "bfloat16"}
+_INT8_KV = {"cache.kv_cache_dtype": "int8"}
 _UNCHUNKED = {"scheduler.prefill_chunk_tokens": "8192", "scheduler.max_num_batched_tokens": "8192"}
 
 
@@ -86,7 +87,9 @@ def all_contenders() -> tuple[Contender, ...]:
         Contender("tandem int8", _tandem(combined, _quantised("int8")), only=_QUANTISED),
         Contender("tandem int4", _tandem(combined, _quantised("int4")), only=_QUANTISED),
         Contender("tandem w8a8", _tandem(combined, _quantised("w8a8"))),
+        Contender("tandem w8a8 int8-KV", _tandem(combined, _quantised("w8a8") | _INT8_KV)),
         Contender("tandem 1P+1D bf16", _tandem(pair, _BFLOAT16)),
+        Contender("tandem 1P+1D bf16 int8-KV", _tandem(pair, _BFLOAT16 | _INT8_KV), only=_ARRIVALS),
         Contender("tandem 1P+1D by hand bf16", _by_hand, only=("start",), needs_redis=True),
         Contender(
             "tandem unchunked bf16",
