@@ -62,9 +62,9 @@ FAULTS = {
     "unknown model": chat("model", "model_not_found", status=404, model="gpt-none"),
     "null model": chat("model", "invalid_type", model=None),
     "unknown field": chat("tempreature", "unknown_parameter", tempreature=1),
-    "tools": chat("tools", "missing_required_parameter", tools=[{}]),
+    "tools": chat("tools.0.type", "missing_required_parameter", tools=[{}]),
     "functions": chat("functions", "unsupported_parameter", functions=[{}]),
-    "best of": text("best_of", "unsupported_parameter", best_of=2),
+    "best of fewer": text("best_of", best_of=1, n=2),
     "schema that can't be followed": chat(
         "response_format",
         response_format={
@@ -114,7 +114,6 @@ FAULTS = {
     "empty prompt": text("prompt", prompt=[[]]),
     "unknown token": text("prompt", prompt=[VOCAB_SIZE]),
     "negative token": text("prompt", prompt=[-1]),
-    "echo with log-probabilities": text("logprobs", echo=True, logprobs=1),
     "long salt": text("cache_salt", cache_salt="x" * 257),
 }
 
