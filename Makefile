@@ -9,6 +9,8 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 DEV    := $(VENV)/.installed-dev
 SET    ?=
+# Test files that run at once: each waits for its processes half of the time.
+JOBS   ?= 2
 
 .PHONY: serve demo test test-slow check protos bench bench-peers chaos chaos-short docs clean
 .DEFAULT_GOAL := serve
@@ -35,7 +37,7 @@ demo: $(STAMP)
 	$(BIN)/tandem demo $(SET)
 
 test: $(DEV)
-	$(BIN)/python -m pytest -q -m "not gpu and not slow" $(ARGS)
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m "not gpu and not slow" $(ARGS)
 
 test-slow: $(DEV)
 	$(BIN)/python -m pytest -q -m "not gpu and slow" $(ARGS)

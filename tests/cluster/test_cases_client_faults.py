@@ -64,7 +64,7 @@ FAULTS = {
     "unknown field": chat("tempreature", "unknown_parameter", tempreature=1),
     "tools": chat("tools.0.type", "missing_required_parameter", tools=[{}]),
     "functions": chat("functions", "unsupported_parameter", functions=[{}]),
-    "best of fewer": text("best_of", best_of=1, n=2),
+    "best of": text("best_of", n=2, best_of=1),
     "schema that can't be followed": chat(
         "response_format",
         response_format={

@@ -75,7 +75,7 @@ def test_without_a_spec_nothing_is_wrapped(model: Path) -> None:
         for worker in house.workers:
             assert worker._faults is None
             assert worker._store is house.store
-            assert type(worker.parts.links).__name__ == "TorchLinkMaker"
+            assert type(worker.parts.links).__name__ == "NearestLinkMaker"
 
 
 def test_points_see_what_happens(model: Path) -> None:
