@@ -66,6 +66,6 @@ def add_page(app: FastAPI, door: Door, *, shows_requests: bool) -> None:
 
 def _answer(request: Request, file: PageFile, cache_control: str) -> Response:
     headers = SAFETY | {"cache-control": cache_control, "etag": file.etag}
-    if request.headers.get("if-none-match") == file.etag:
+    if file.etag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
     return Response(file.content, media_type=file.media_type, headers=headers)

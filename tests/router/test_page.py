@@ -275,7 +275,7 @@ def test_a_page_comes_back_after_its_router(browser: Browser, texts: Texts) -> N
             opened.until("document.querySelector('#state').innerText === 'ready'")
         opened.until("document.querySelector('#state').innerText === 'connecting'")
         assert "Trying again" in opened.text("#notice")
-        again = {"router": {"http_port": port, "grpc_port": 0}}
+        again: dict[str, dict[str, object]] = {"router": {"http_port": port, "grpc_port": 0}}
         with shown(house(texts, overrides=again)):
             opened.until("document.querySelector('#state').innerText === 'ready'")
             assert opened.evaluate("document.querySelector('#notice').hidden")

@@ -58,8 +58,8 @@ export class Overview {
         ? `${share(now.good_per_s, now.requests_per_s)} within ${limit(level)}`
         : `requests within ${limit(level)}`,
     );
-    this.#tile("TTFT p50", seconds(ttft[0]), `p95 ${seconds(ttft[1])}, p99 ${seconds(ttft[2])}`);
-    this.#tile("TPOT p50", seconds(tpot[0]), `p95 ${seconds(tpot[1])}, p99 ${seconds(tpot[2])}`);
+    this.#tile("TTFT p50", seconds(ttft[0]), tail(ttft));
+    this.#tile("TPOT p50", seconds(tpot[0]), tail(tpot));
     this.#tile("Output", `${rate(now.tokens_per_s)}/s`, "tokens of requests that ended");
     this.#tile("Requests here", count(queue.in_house), lineText(queue, waiting));
 
@@ -89,6 +89,12 @@ function limit(level) {
 // A limit that somebody has chosen: no more digits than it has.
 function plain(value) {
   return value < 1 ? `${+(1e3 * value).toFixed(3)} ms` : `${+value.toFixed(3)} s`;
+}
+
+// Broken, if at all, between the two.
+function tail([, p95, p99]) {
+  const parts = [`p95 ${seconds(p95)}`, `p99 ${seconds(p99)}`];
+  return parts.map((part) => part.replaceAll(" ", "\u00a0")).join(" ");
 }
 
 function trouble(now) {

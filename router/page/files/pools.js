@@ -24,6 +24,7 @@ export class Pools {
   }
 
   show(pools) {
+    find("no-workers").hidden = pools.some((pool) => pool.num_workers);
     this.#pools.show(
       pools.filter((pool) => pool.num_workers),
       (pool) => pool.role,
