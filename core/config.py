@@ -426,6 +426,10 @@ class ObservabilityConfig(_Section):
     """Share of requests that are traced. Those that come with a `traceparent` follow its flag."""
     vllm_metric_names: bool = True
     """`/metrics` also says under vLLM's names what existing dashboards and autoscalers ask for."""
+    goodput_ttft_s: PositiveFloat = 2.0
+    """Requests count as goodput on `/dashboard` if their first token came within this,"""
+    goodput_tpot_s: PositiveFloat = 0.1
+    """and their others this far apart, on average."""
     debug_requests: Literal["off", "admin", "public"] = "admin"
     """Where `/debug/requests` is: on the admin server, or also where everybody's requests go. It
     shows ids, times and workers of recent requests, never their text."""

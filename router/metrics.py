@@ -172,7 +172,7 @@ class RouterMetrics:
             self._retries.labels(*labels).inc(life.num_retries)
             for move, count in life.move_outcomes.items():
                 self._moves.labels(move).inc(count)
-            self._observe_timings(record, len(life.choices), labels)
+            self._observe_timings(record, labels)
 
     def leg_ended(self, phase: Phase, event: LegEnd) -> None:
         """A worker's word at the end of a leg: how the KV travelled."""
@@ -192,9 +192,7 @@ class RouterMetrics:
             finish_reason if finish_reason in FINISH_REASONS else OTHER,
         ).inc()
 
-    def _observe_timings(
-        self, record: RequestRecord, num_choices: int, labels: tuple[str, str]
-    ) -> None:
+    def _observe_timings(self, record: RequestRecord, labels: tuple[str, str]) -> None:
         """Phases of requests that have a first token: so that they add up."""
         timings = record.timeline.timings()
         observed = [(self._gap, timings.handoff_gap_s)]
@@ -207,10 +205,7 @@ class RouterMetrics:
             ]
         if record.outcome == "finished":
             observed.append((self._total, timings.total_s))
-            num_gaps = record.num_output_tokens - num_choices
-            if num_gaps > 0 and timings.total_s is not None and timings.ttft_s is not None:
-                per_choice = num_gaps / num_choices
-                observed.append((self._tpot, (timings.total_s - timings.ttft_s) / per_choice))
+            observed.append((self._tpot, record.tpot_s))
         for histogram, seconds in observed:
             if seconds is not None:
                 histogram.labels(*labels).observe(seconds)

@@ -41,6 +41,7 @@ from router.life.request_life import LifeSettings
 from router.metrics import RouterMetrics
 from router.observe.debug import add_debug
 from router.observe.observer import Observer, ObserverSettings
+from router.observe.request_window import ServiceLevel
 from router.rpc.server import GrpcServer
 from router.structure.grammar_check import GrammarCheck
 from router.tenancy import Tenancy
@@ -102,6 +103,7 @@ class RouterServer:
                 observability.log_requests,
                 observability.trace_sample_ratio,
                 observability.debug_ring_size,
+                ServiceLevel(observability.goodput_ttft_s, observability.goodput_tpot_s),
             ),
         )
         self.fleet = Fleet(

@@ -1,16 +1,50 @@
-"""Programs for tests from Debian's packages: unpacked into a cache directory, never installed."""
+"""Programs of Debian's for tests: packages unpacked into a cache directory and started from there.
+
+Nothing is installed. What a package needs and this machine lacks is unpacked beside it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-FETCH_TIMEOUT_S = 120.0
+FETCH_TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True)
+class Binary:
+    """How to run a program."""
+
+    path: Path
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+
+def from_debian(package: str, program: str, cache: Path) -> Binary:
+    """The file `program` of a package, with its libraries.
+
+    Raises LookupError where there is no apt, and what a failing apt raises.
+    """
+    root = cached(cache, "debian", lambda fresh: unpack(package, fresh))
+    libraries = sorted({str(lib.parent) for lib in root.rglob("*.so*")})
+    return Binary(root / program, {"LD_LIBRARY_PATH": ":".join(libraries)})
+
+
+def write_script(binary: Binary, path: Path) -> Path:
+    """A program that is this one, for who can name a program but not its environment."""
+    environ = " ".join(f"{name}={shlex.quote(value)}" for name, value in binary.environ.items())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(f".{os.getpid()}")
+    fresh.write_text(f'#!/bin/sh\n{environ} exec {shlex.quote(str(binary.path))} "$@"\n')
+    fresh.chmod(0o755)
+    fresh.rename(path)
+    return path
 
 
 def cached(cache: Path, name: str, fill: Callable[[Path], None]) -> Path:
@@ -27,9 +61,18 @@ def cached(cache: Path, name: str, fill: Callable[[Path], None]) -> Path:
     return target
 
 
+def run(command: list[str], environ: Mapping[str, str] | None = None) -> None:
+    """Runs it to its end. Raises CalledProcessError, TimeoutExpired or OSError."""
+    subprocess.run(
+        command,
+        check=True,
+        capture_output=True,
+        timeout=FETCH_TIMEOUT_S,
+        env={**os.environ, **(environ or {})},
+    )
+
+
 def unpack(package: str, root: Path) -> None:
-    """The package and whatever of its dependencies this machine lacks. Raises LookupError where
-    there is no apt, CalledProcessError where it fails."""
     if shutil.which("apt-get") is None:
         raise LookupError("no apt-get")
     archives = root.parent / "archives"
@@ -43,13 +86,3 @@ def unpack(package: str, root: Path) -> None:
         run([*download, package])
     for archive in archives.glob("*.deb"):
         run(["dpkg", "-x", str(archive), str(root)])
-
-
-def run(command: list[str], environ: Mapping[str, str] | None = None) -> None:
-    subprocess.run(
-        command,
-        check=True,
-        capture_output=True,
-        timeout=FETCH_TIMEOUT_S,
-        env={**os.environ, **(environ or {})},
-    )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import shutil
 import signal
 import socket
@@ -16,22 +15,15 @@ import sys
 import tempfile
 import threading
 import zipfile
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 
-from debian_packages import cached, run, unpack
+from debian_packages import Binary, cached, from_debian, run, write_script
+
+__all__ = ["Binary", "NoRedisError", "RedisServer", "locate", "running", "write_script"]
 
 START_TIMEOUT_S = 20.0
 CACHE = Path.home() / ".cache" / "tandem" / "test-redis"
-
-
-@dataclass(frozen=True)
-class Binary:
-    """How to run redis-server."""
-
-    path: Path
-    environ: Mapping[str, str] = field(default_factory=dict)
 
 
 class NoRedisError(RuntimeError):
@@ -52,17 +44,6 @@ def locate() -> Binary:
     raise NoRedisError("no redis-server: " + "; ".join(problems))
 
 
-def write_script(binary: Binary, path: Path) -> Path:
-    """A program that is this redis-server, for who can name a program but not its environment."""
-    environ = " ".join(f"{name}={shlex.quote(value)}" for name, value in binary.environ.items())
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_suffix(f".{os.getpid()}")
-    fresh.write_text(f'#!/bin/sh\n{environ} exec {shlex.quote(str(binary.path))} "$@"\n')
-    fresh.chmod(0o755)
-    fresh.rename(path)
-    return path
-
-
 def _on_path() -> Binary:
     found = shutil.which("redis-server")
     if found is None:
@@ -71,9 +52,7 @@ def _on_path() -> Binary:
 
 
 def _from_debian() -> Binary:
-    root = cached(CACHE, "debian", lambda root: unpack("redis-server", root))
-    libraries = sorted({str(lib.parent) for lib in root.rglob("*.so*")})
-    return Binary(root / "usr/bin/redis-server", {"LD_LIBRARY_PATH": ":".join(libraries)})
+    return from_debian("redis-server", "usr/bin/redis-server", CACHE)
 
 
 def _from_pypi() -> Binary:

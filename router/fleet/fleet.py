@@ -19,6 +19,7 @@ from router.fleet.policy import (
 from router.fleet.policy import Pair as ChosenPair
 from router.fleet.prefix_map import PrefixMap
 from router.fleet.sessions import SessionSettings, WorkerSession
+from router.fleet.standing import Standing
 from router.fleet.worker_pair import WorkerPair
 from state.store import Member
 
@@ -74,6 +75,13 @@ class Fleet:
         for session in self._sessions.values():
             if session.connected:
                 yield session.member, session.load
+
+    def standings(self) -> list[Standing]:
+        """Every worker there is a session to, whether or not it can be given work."""
+        return [
+            Standing(s.member, s.load, s.connected, s.retired, s.num_attempts)
+            for s in self._sessions.values()
+        ]
 
     def num_cached_blocks(self, hashes: list[bytes]) -> int:
         """Most of a prompt's blocks that one worker probably holds."""

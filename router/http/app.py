@@ -27,6 +27,7 @@ from router.http.schema import ChatBody, CompletionBody
 from router.http.tokenization import add_tokenization
 from router.identifiers import client_request_id
 from router.observe.debug import add_debug
+from router.page.routes import add_page
 from router.tenants.gatekeeper import Gatekeeper
 
 PREFLIGHT_S = 600
@@ -73,6 +74,7 @@ def create_app(door: Door, settings: HttpSettings, gatekeeper: Gatekeeper) -> Fa
     if settings.shows_requests:
         add_debug(app, door.observer)
     add_refused(app, door)
+    add_page(app, door, shows_requests=settings.shows_requests)
     add_documentation(app, model=door.settings.model)
     return app
 

@@ -25,6 +25,7 @@ from router.observe.origin import Origin
 from router.observe.request_record import RequestRecord
 from router.observe.request_ring import RequestRing
 from router.observe.request_spans import asked_attributes, request_spans
+from router.observe.request_window import EndedRequest, RequestWindow, ServiceLevel
 from router.request_spec import ChatPrompt, RequestSpec
 from router.tenants.call import Call
 
@@ -41,6 +42,7 @@ class ObserverSettings:
     log_requests: bool
     trace_sample_ratio: float
     ring_size: int
+    level: ServiceLevel
 
 
 class Observer:
@@ -54,6 +56,7 @@ class Observer:
         settings: ObserverSettings,
     ) -> None:
         self.ring = RequestRing(settings.ring_size)
+        self.window = RequestWindow(settings.level, clock.now())
         self._tracing = tracing
         self._metrics = metrics
         self._clock = clock
@@ -95,12 +98,14 @@ class Observer:
     def left(self, record: RequestRecord, outcome: str, life: ServedLife | None) -> None:
         record.end(outcome, life)
         self._metrics.finished(record, life)
+        self.window.ended(_ended(record), self._clock.now())
         self._tell(record)
 
     def refused(self, record: RequestRecord, error: TandemError) -> None:
         """Instead of `entered` and `left`."""
         record.end(error.code, None)
         self._metrics.refused(error.code)
+        self.window.refused(self._clock.now())
         self._tell(record)
 
     def _tell(self, record: RequestRecord) -> None:
@@ -127,6 +132,17 @@ class Observer:
         trace_id = new_trace_id()
         sampled = is_sampled(trace_id, self._settings.trace_sample_ratio)
         return TraceContext(trace_id, new_span_id(), sampled), None
+
+
+def _ended(record: RequestRecord) -> EndedRequest:
+    return EndedRequest(
+        ttft_s=record.timeline.timings().ttft_s,
+        tpot_s=record.tpot_s,
+        finished=record.outcome == "finished",
+        cancelled=record.outcome == "cancelled",
+        num_output_tokens=record.num_output_tokens,
+        num_retries=record.num_retries,
+    )
 
 
 def _log(record: RequestRecord) -> None:

@@ -44,6 +44,8 @@ class RequestRecord:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
+    num_choices: int = 0
+    num_retries: int = 0
     finish_reasons: tuple[str, ...] = ()
     """Of choices that ended well."""
     prefill_worker: str = ""
@@ -59,6 +61,17 @@ class RequestRecord:
     def trace_id(self) -> str:
         return "" if self.trace is None else self.trace.trace_id
 
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean time between the tokens of its choices, in seconds, once it has ended well; None
+        where no choice had a second token."""
+        timings, num_gaps = self.timeline.timings(), self.num_output_tokens - self.num_choices
+        if self.outcome != "finished" or num_gaps <= 0:
+            return None
+        if timings.total_s is None or timings.ttft_s is None:
+            return None
+        return (timings.total_s - timings.ttft_s) * self.num_choices / num_gaps
+
     def end(self, outcome: str, life: ServedLife | None) -> None:
         """The request is over; without a life its prompt was refused."""
         self.outcome = outcome
@@ -67,6 +80,8 @@ class RequestRecord:
         self.num_prompt_tokens = len(life.request.token_ids)
         self.num_cached_tokens = life.num_cached_tokens or 0
         self.num_output_tokens = life.num_output_tokens
+        self.num_choices = len(life.choices)
+        self.num_retries = life.num_retries
         self.finish_reasons = tuple(
             str(choice.finish_reason) for choice in life.choices if choice.finish_reason
         )

@@ -10,6 +10,8 @@ from state.tenants import KeyRecord, PriorityClass
 MAX_DEADLINE_MS = 24 * 3600 * 1000
 OPEN = frozenset({"/health", "/live", "/ready", "/version", "/openapi.json", "/docs", "/dashboard"})
 """What tells nothing about anybody: probes, and pages that ask for a key themselves."""
+OPEN_FOLDER = "/dashboard/assets/"
+"""Such a page's files."""
 
 
 class Gatekeeper:
@@ -25,7 +27,8 @@ class Gatekeeper:
         """`endpoint` is a path, also for gRPC. Raises AuthenticationError, PermissionDeniedError,
         UnavailableError while keys can't be checked, and BadRequestError for a deadline."""
         timeout_s = None if deadline_ms is None else deadline_of(deadline_ms)
-        if self._ring is None or endpoint in self._open:
+        is_open = endpoint in self._open or endpoint.startswith(OPEN_FOLDER)
+        if self._ring is None or is_open:
             return Call(timeout_s=timeout_s)
         record = await self._ring.check(bearer_token(authorization))
         check_endpoint(record, endpoint)
