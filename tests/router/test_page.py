@@ -173,8 +173,8 @@ def test_a_waterfall_shows_phases_and_every_attempt(page: Page, show: Shown) -> 
     assert page.evaluate("document.querySelectorAll('#waterfall .lane i.failed').length") >= 1
     page.press("Escape", 27)
     page.until("!document.querySelector('#waterfall[open]')")
-    assert page.evaluate("location.hash") == ""
-    assert page.evaluate("document.activeElement.closest('#request-rows') !== null")
+    page.until("location.hash === ''")
+    page.until("document.activeElement.closest('#request-rows') !== null")
 
 
 def test_a_waterfall_has_an_address(browser: Browser, show: Shown) -> None:
@@ -198,6 +198,16 @@ def test_the_theme_is_the_systems_until_somebody_chooses(
     assert page.evaluate(dark) is (system == "light")
     page.open(show.url)
     assert page.evaluate(dark) is (system == "light"), "it was remembered"
+
+
+def test_a_long_name_of_a_model_does_not_break_the_header(browser: Browser, texts: Texts) -> None:
+    served: dict[str, dict[str, object]] = {"model": {"served_model_name": "long-name/" * 12}}
+    with shown(house(texts, overrides=served)) as named, browser.page() as opened:
+        opened.resize(*PHONE, phone=True)
+        opened.open(named.url)
+        opened.until("document.querySelector('#model').innerText.startsWith('long')")
+        assert opened.evaluate("document.documentElement.scrollWidth") == PHONE[0]
+        assert opened.evaluate("document.querySelector('header').offsetHeight") < 110
 
 
 @pytest.mark.parametrize("width", [320, 390, 768, 1280])

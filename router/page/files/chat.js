@@ -209,10 +209,11 @@ function phaseBar(server) {
     started: tokenize + queue,
     first_token: ttft,
     second_token: gap === null ? null : ttft + gap,
-    finished: gap === null ? null : end,
+    finished: end,
   };
   const texts = [];
-  for (const phase of phasesOf(moments, end)) {
+  const moves = Boolean(server.prefill_worker && server.prefill_worker !== server.decode_worker);
+  for (const phase of phasesOf(moments, end, moves)) {
     const part = make("i", phase.style);
     const took = phase.to - phase.from;
     if (took <= 0) continue;

@@ -68,15 +68,17 @@ export class Waterfall {
 }
 
 // Of a request's times, the phases it has been through: {name, style, from, to}, in seconds.
-export function phasesOf(moments, total) {
+// `moves`: another worker decodes than computed the prompt.
+export function phasesOf(moments, total, moves) {
   const m = moments;
+  const decoding = moves ? m.second_token : m.first_token;
   const phases = [
     ["queue", "queue", 0, m.tokenize_began],
     ["tokenise", "tokenise", m.tokenize_began, m.tokenized],
     ["queue", "queue", m.tokenized, m.started ?? m.first_token ?? total],
     ["prefill", "prefill", m.started, m.first_token ?? total],
-    ["transfer", "gap", m.first_token, m.second_token],
-    ["decode", "decode", m.second_token, m.finished ?? total],
+    ["transfer", "transfer", m.first_token, moves ? m.second_token : null],
+    ["decode", "decode", decoding, m.finished ?? total],
   ];
   return phases
     .filter(([, , from, to]) => known(from) && known(to) && to >= from)
@@ -87,7 +89,7 @@ function requestNodes(request) {
   const total = endOf(request);
   const rows = make("div", "falls");
   rows.setAttribute("aria-hidden", "true"); // the table below says the same
-  rows.append(lane("Request", phasesOf(request.moments_s, total), total));
+  rows.append(lane("Request", phasesOf(request.moments_s, total, moves(request)), total));
   const described = [];
   for (const attempt of request.attempts) {
     rows.append(make("div", "fall head", attemptTitle(attempt, request.attempts.length)));
@@ -205,7 +207,7 @@ function phaseTable(request, total, described) {
     cells[0].scope = "row";
     body.append(make("tr", "", ...cells));
   };
-  for (const phase of phasesOf(request.moments_s, total)) add(phase.name, phase.from, phase.to - phase.from);
+  for (const phase of phasesOf(request.moments_s, total, moves(request))) add(phase.name, phase.from, phase.to - phase.from);
   for (const [name, from, end] of described) add(name, from, known(from) && known(end) ? end - from : end);
   const head = make("tr", "", make("th", "", "Phase"), make("th", "number", "from"), make("th", "number", "took"));
   for (const cell of head.children) cell.scope = "col";
@@ -217,6 +219,10 @@ function endOf(request) {
   const ends = request.attempts.flatMap((a) => [a.ended_s, a.decoding_s, a.started_s, a.sent_s]);
   const last = Math.max(1e-6, ...[...moments, ...ends].filter(known));
   return request.state === "ended" ? last : Math.max(last, Date.now() / 1000 - request.received_at);
+}
+
+function moves(request) {
+  return request.attempts.some((a) => a.prefill_worker && a.decode_worker && a.prefill_worker !== a.decode_worker);
 }
 
 function known(value) {
