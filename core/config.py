@@ -430,9 +430,10 @@ class ObservabilityConfig(_Section):
     """Requests count as goodput on `/dashboard` if their first token came within this,"""
     goodput_tpot_s: PositiveFloat = 0.1
     """and their others this far apart, on average."""
-    debug_requests: Literal["off", "admin", "public"] = "admin"
-    """Where `/debug/requests` is: on the admin server, or also where everybody's requests go. It
-    shows ids, times and workers of recent requests, never their text."""
+    debug_requests: Literal["auto", "off", "admin", "public"] = "auto"
+    """Where `/debug/requests` is: on the admin server, or also where everybody's requests go, for
+    the page. It shows ids, times and workers of recent requests, never their text. auto: public
+    where only this machine can ask and nobody needs a key, else admin."""
     debug_ring_size: PositiveInt = 512
     """Requests that have ended and are still shown there."""
     peak_tflops: PositiveFloat | None = None

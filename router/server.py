@@ -145,7 +145,7 @@ class RouterServer:
             router.max_body_bytes,
             int(time.time()),
             _origins(router.cors_origins),
-            shows_requests=observability.debug_requests == "public",
+            shows_requests=_shows_requests(config),
         )
         app = create_app(self._door, http, self._tenancy.gatekeeper)
         self._http = HttpServer(
@@ -231,6 +231,14 @@ class RouterServer:
         self.metrics.leg_ended(phase, event)
         if isinstance(event, AttemptDone):
             self.observer.leg_done(phase, event)
+
+
+def _shows_requests(config: Config) -> bool:
+    """Whether everybody who may ask sees recent requests."""
+    where = config.observability.debug_requests
+    if where == "auto":
+        return is_loopback(config.router.http_host) and not config.tenants.require_keys
+    return where == "public"
 
 
 def _admin_server(

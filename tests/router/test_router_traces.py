@@ -210,4 +210,12 @@ def test_without_an_admin_server_requests_are_shown_nowhere_unless_wanted(texts:
         assert (await h.http.post("/v1/completions", json=body())).status_code == 200
         assert (await h.http.get("/debug/requests")).status_code == 404
 
-    in_house(texts, test)
+    in_house(texts, test, overrides={"observability": {"debug_requests": "admin"}})
+
+
+@pytest.mark.parametrize(("host", "status"), [("127.0.0.1", 200), ("0.0.0.0", 404)])
+def test_by_default_only_this_machine_sees_requests(texts: Texts, host: str, status: int) -> None:
+    async def test(h: House) -> None:
+        assert (await h.http.get("/debug/requests")).status_code == status
+
+    in_house(texts, test, overrides={"router": {"http_host": host}})
