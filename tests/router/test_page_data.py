@@ -19,6 +19,7 @@ from router.page.files import FOLDER, load_page
 from router.page.snapshot import MAX_REQUESTS, MAX_WORKERS, snapshot
 from state.store import Member
 
+ADMIN: dict[str, dict[str, object]] = {"observability": {"debug_requests": "admin"}}
 PUBLIC: dict[str, dict[str, object]] = {"observability": {"debug_requests": "public"}}
 SECRET = "a prompt that nobody else may read"
 
@@ -111,7 +112,7 @@ def test_a_snapshot_tells_what_became_of_requests_and_never_their_text(texts: Te
 
 def test_requests_are_not_shown_unless_the_operator_wants_it(texts: Texts) -> None:
     async def check() -> None:
-        async with house(texts) as h:
+        async with house(texts, overrides=ADMIN) as h:
             await ask(h)
             told = (await h.http.get("/dashboard/snapshot")).json()
             assert told["requests"] is None and told["now"]["requests"] == 1
