@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 import openai
@@ -108,7 +110,8 @@ async def house(
         ]
 
     ps, ds = pool(Phase.PREFILL, prefill), pool(Phase.DECODE, decode)
-    config = _config(overrides or {})
+    own = tempfile.TemporaryDirectory()
+    config = _config(overrides or {}, Path(own.name))
     router = RouterServer(config, texts.card, texts.tokenizer, texts.template, store)
     try:
         for worker in (*ps, *ds):
@@ -125,13 +128,15 @@ async def house(
         await router.stop(1.0)
         for worker in (*ps, *ds):
             await worker.die()
+        own.cleanup()
 
 
-def _config(overrides: dict[str, dict[str, object]]) -> Config:
+def _config(overrides: dict[str, dict[str, object]], batch_dir: Path) -> Config:
     base: dict[str, dict[str, object]] = {
         "model": {"served_model_name": MODEL},
         "router": {"http_port": 0, "grpc_port": 0},
         "worker": {"heartbeat_s": 0.05},
+        "batch": {"dir": str(batch_dir)},
     }
     for section, values in overrides.items():
         base[section] = base.get(section, {}) | values
