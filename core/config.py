@@ -302,6 +302,7 @@ class BatchConfig(_Section):
     them, and `dir` must be one directory for all; otherwise their records lie in `dir` too."""
 
     enabled: bool = True
+    """Off: both endpoints answer 404."""
     dir: str | None = None
     """Where files lie; unset: ~/.local/share/tandem/batch. Made when the first file comes."""
     max_concurrency: PositiveInt = 64
@@ -309,8 +310,11 @@ class BatchConfig(_Section):
     max_running: PositiveInt = 8
     """Batches that one router runs side by side; the others wait for their turn."""
     max_file_bytes: PositiveInt = 200 * 1024 * 1024
+    """Of one upload."""
     max_line_bytes: PositiveInt = 1024 * 1024
+    """Of one request in a file."""
     max_num_lines: PositiveInt = 50_000
+    """Requests in a file."""
     max_tenant_bytes: PositiveInt = 10 * 1024**3
     """All files of one key together, results included."""
     max_open_batches: PositiveInt = 100
