@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from core.clock import Clock, MonotonicClock
@@ -85,8 +86,10 @@ class RouterServer:
         store: Store,
         *,
         clock: Clock | None = None,
+        wall: Callable[[], float] = time.time,
     ) -> None:
-        """The store stays the caller's: it is not closed here. Raises ConfigError."""
+        """The store stays the caller's: it is not closed here. `wall` is Unix time in seconds, by
+        which files and batches expire. Raises ConfigError."""
         router, clock = config.router, clock or MonotonicClock()
         front = front_certificates(router)
         settings, observability = _door_settings(config, card), config.observability
@@ -134,7 +137,7 @@ class RouterServer:
             clock=clock,
             guard=build_guard(config, tokenizer, card, self.metrics.registry, clock),
         )
-        self._batches = Batches(config, self._door, self._tenancy.gatekeeper, clock)
+        self._batches = Batches(config, self._door, self._tenancy.gatekeeper, clock, wall)
         self._membership = Membership(
             store,
             self.fleet,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,6 +93,7 @@ async def house(
     language: FakeLanguage | None = None,
     trap: Trap | None = None,
     num_cached_tokens: int = 0,
+    wall: Callable[[], float] = time.time,
 ) -> AsyncIterator[House]:
     """A router with `prefill` and `decode` fake workers; by default it has met them all."""
     kv, store = FakeKv(), store or MemoryStore()
@@ -112,7 +114,7 @@ async def house(
     ps, ds = pool(Phase.PREFILL, prefill), pool(Phase.DECODE, decode)
     own = tempfile.TemporaryDirectory()
     config = _config(overrides or {}, Path(own.name))
-    router = RouterServer(config, texts.card, texts.tokenizer, texts.template, store)
+    router = RouterServer(config, texts.card, texts.tokenizer, texts.template, store, wall=wall)
     try:
         for worker in (*ps, *ds):
             await store.announce(await worker.start(), ttl_s=3600)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from fakes_batches import begin, ended, jsonl, line, results
-from fakes_house import House, Texts, house
+from fakes_batches import FINAL, begin, ended, jsonl, line, results
+from fakes_house import MODEL, House, Texts, house
+from fakes_tenants import client, file_settings, keyed_house, make_key
 
 
 def in_house(texts: Texts, test: Callable[[House], Awaitable[None]], **more: Any) -> None:
@@ -113,3 +116,214 @@ def test_batches_are_listed_page_by_page(texts: Texts) -> None:
         assert [b.id for b in page.data] == [made[2], made[1]] and page.has_more
 
     in_house(texts, test)
+
+
+def test_five_hundred_lines_under_online_load_are_answered_once_each(texts: Texts) -> None:
+    async def test(h: House) -> None:
+        sent = [line(f"n-{n}") for n in range(500)]
+        batch = await begin(h.openai, jsonl(sent))
+        num_online = 0
+
+        async def online() -> None:
+            nonlocal num_online
+            while (await h.openai.batches.retrieve(batch.id)).status not in FINAL:
+                answer = await h.openai.completions.create(
+                    model=MODEL, prompt=[4, 5], max_tokens=3, seed=1
+                )
+                assert answer.usage is not None and answer.usage.completion_tokens == 3
+                num_online += 1
+
+        await asyncio.gather(*(online() for _ in range(4)))
+        batch = await h.openai.batches.retrieve(batch.id)
+        assert batch.status == "completed" and num_online > 4
+        answers = await results(h.openai, batch.output_file_id)
+        assert [a["custom_id"] for a in answers] == [each["custom_id"] for each in sent]
+        assert batch.error_file_id is None
+        assert len(h.d.attempts) == 500 + num_online, "nothing ran twice"
+
+    in_house(texts, test)
+
+
+def test_a_batch_can_be_cancelled_midway(texts: Texts) -> None:
+    async def test(h: House) -> None:
+        h.d.gate.clear()
+        batch = await begin(h.openai, jsonl([line(f"n-{n}") for n in range(50)]))
+        await h.d.until(lambda d: bool(d.attempts))
+        with pytest.raises(openai.ConflictError, match="has not ended"):
+            await h.openai.files.delete(batch.input_file_id)
+        cancelling = await h.openai.batches.cancel(batch.id)
+        assert cancelling.status in ("cancelling", "cancelled")
+        batch = await ended(h.openai, batch.id)
+        assert batch.status == "cancelled" and batch.cancelled_at is not None
+        assert await results(h.openai, batch.output_file_id) == []
+        errors = await results(h.openai, batch.error_file_id)
+        assert [e["custom_id"] for e in errors] == [f"n-{n}" for n in range(50)]
+        assert {e["error"]["code"] for e in errors} == {"batch_cancelled"}
+        assert h.router.door.admission.num_running == 0
+        assert (await h.openai.batches.cancel(batch.id)).status == "cancelled"
+        await h.openai.files.delete(batch.input_file_id)
+
+    in_house(texts, test)
+
+
+def test_a_batch_ends_with_its_window(texts: Texts) -> None:
+    now = time.time()
+
+    async def test(h: House) -> None:
+        nonlocal now
+        h.d.gate.clear()
+        batch = await begin(h.openai, jsonl([line("a"), line("b")]))
+        assert batch.expires_at == batch.created_at + 24 * 3600
+        await h.d.until(lambda d: bool(d.attempts))
+        now += 24 * 3600 + 1
+        batch = await ended(h.openai, batch.id)
+        assert batch.status == "expired" and batch.expired_at is not None
+        errors = await results(h.openai, batch.error_file_id)
+        assert [e["error"]["code"] for e in errors] == ["batch_expired"] * 2
+        now += 30 * 24 * 3600
+        assert [file async for file in h.openai.files.list()] == []
+
+    in_house(texts, test, wall=lambda: now)
+
+
+def test_a_file_that_is_unfit_fails_the_batch_and_says_where(texts: Texts) -> None:
+    async def test(h: House) -> None:
+        data = jsonl([line("a"), line("a"), line("b") | {"method": "GET"}])
+        batch = await ended(h.openai, (await begin(h.openai, data)).id)
+        assert batch.status == "failed" and batch.errors is not None
+        found = [(e.code, e.line, e.param) for e in batch.errors.data or []]
+        assert found == [
+            ("duplicate_custom_id", 2, "custom_id"),
+            ("invalid_method", 3, "method"),
+        ]
+        assert h.d.attempts == [] and batch.output_file_id is None
+        with pytest.raises(openai.ConflictError):
+            await h.openai.batches.cancel(batch.id)
+
+    in_house(texts, test)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"endpoint": "/v1/embeddings"}, "endpoint"),
+        ({"completion_window": "1h"}, "completion_window"),
+        ({"metadata": {"a": "x" * 513}}, "metadata"),
+        ({"metadata": {str(n): "" for n in range(17)}}, "metadata"),
+        ({"output_expires_after": {"anchor": "now", "seconds": 3600}}, "output_expires_after"),
+        ({"nonsense": 1}, "nonsense"),
+    ],
+)
+def test_what_a_batch_can_not_be_is_named(texts: Texts, fields: dict[str, Any], param: str) -> None:
+    async def test(h: House) -> None:
+        file = await h.openai.files.create(file=b"x", purpose="batch")
+        body = {
+            "input_file_id": file.id,
+            "endpoint": "/v1/completions",
+            "completion_window": "24h",
+        }
+        answer = await h.http.post("/v1/batches", json=body | fields)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"].startswith(param)
+        missing = await h.http.post("/v1/batches", json=body | {"input_file_id": "../../x"})
+        assert missing.status_code == 404
+
+    in_house(texts, test)
+
+
+FORM = {"content-type": "multipart/form-data; boundary=b"}
+FILE = b'--b\r\ncontent-disposition: form-data; name="file"; filename="f"\r\n\r\n%b\r\n'
+PURPOSE = b'--b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+END = b"--b--\r\n"
+
+
+@pytest.mark.parametrize(
+    ("headers", "data", "status"),
+    [
+        (FORM, FILE % b"x" + PURPOSE + END, 200),
+        (FORM, PURPOSE + FILE % b"x" + END, 200),
+        (FORM, FILE % b"x" + PURPOSE, 400),
+        (FORM, FILE % b"x" + END, 400),
+        (FORM, PURPOSE + END, 400),
+        (FORM, PURPOSE + FILE % b"x" + FILE % b"x" + END, 400),
+        (FORM, PURPOSE + FILE % (b"x" * 2001) + END, 413),
+        (FORM, PURPOSE + FILE % (b"x" * 300_000) + END, 413),
+        (FORM, PURPOSE.replace(b"batch", b"vision") + FILE % b"x" + END, 400),
+        (FORM, PURPOSE.replace(b"purpose", b"\xff") + END, 400),
+        (FORM, PURPOSE.replace(b"batch", b"x" * 5000) + END, 400),
+        (FORM, b"--b\r\nx: " + b"y" * 9000 + b"\r\n\r\n" + END, 400),
+        (FORM, b"nonsense", 400),
+        (FORM, b"", 400),
+        ({"content-type": "multipart/form-data"}, END, 415),
+        ({"content-type": "application/json"}, b"{}", 415),
+    ],
+)
+def test_an_upload_is_taken_whole_or_refused(
+    texts: Texts, headers: dict[str, str], data: bytes, status: int, tmp_path: Path
+) -> None:
+    async def test(h: House) -> None:
+        answer = await h.http.post("/v1/files", headers=headers, content=data)
+        assert answer.status_code == status, answer.text
+        assert list(tmp_path.glob("incoming/*")) == []
+        assert len(list(tmp_path.glob("files/*"))) == (status == 200)
+
+    settings: dict[str, object] = {"dir": str(tmp_path), "max_file_bytes": 2000}
+    in_house(texts, test, overrides={"batch": settings})
+
+
+def test_a_key_sees_its_own_files_and_batches_only(texts: Texts, tmp_path: Path) -> None:
+    (alice, of_alice), (bob, of_bob) = make_key("alice"), make_key("bob")
+    settings = file_settings(tmp_path / "tenants.db", refresh_s=1e-6)
+
+    async def run() -> None:
+        async with (
+            keyed_house(texts, settings, of_alice, of_bob) as h,
+            client(h, alice) as a,
+            client(h, bob) as b,
+        ):
+            batch = await ended(a, (await begin(a, jsonl([line("x")]))).id)
+            assert batch.status == "completed" and batch.output_file_id is not None
+            assert (await b.files.list()).data == [] and (await b.batches.list()).data == []
+            for asked in (
+                b.files.content(batch.output_file_id),
+                b.files.delete(batch.input_file_id),
+                b.batches.retrieve(batch.id),
+                b.batches.cancel(batch.id),
+                b.batches.create(
+                    input_file_id=batch.input_file_id,
+                    endpoint="/v1/completions",
+                    completion_window="24h",
+                ),
+            ):
+                with pytest.raises(openai.NotFoundError):
+                    await asked
+
+    asyncio.run(run())
+
+
+def test_a_router_goes_on_with_what_it_left_when_it_stopped(texts: Texts, tmp_path: Path) -> None:
+    overrides: dict[str, dict[str, object]] = {"batch": {"dir": str(tmp_path)}}
+    sent = [line(f"n-{n}") for n in range(100)]
+
+    async def run() -> None:
+        async with house(texts, overrides=overrides) as h:
+            batch = await begin(h.openai, jsonl(sent))
+            await h.d.until(lambda d: len(d.attempts) > 10)
+        async with house(texts, overrides=overrides) as h:
+            batch = await ended(h.openai, batch.id)
+            assert batch.status == "completed"
+            answers = await results(h.openai, batch.output_file_id)
+            assert [a["custom_id"] for a in answers] == [each["custom_id"] for each in sent]
+            assert len(h.d.attempts) < 100, "what was answered is not asked again"
+
+    asyncio.run(run())
+
+
+def test_batches_can_be_switched_off(texts: Texts) -> None:
+    async def test(h: House) -> None:
+        for path in ("/v1/files", "/v1/batches"):
+            answer = await h.http.get(path)
+            assert answer.status_code == 404
+            assert answer.json()["error"]["code"] == "unsupported_endpoint"
+
+    in_house(texts, test, overrides={"batch": {"enabled": False}})
