@@ -12,7 +12,9 @@ import openai
 import pytest
 from fakes_batches import FINAL, begin, ended, jsonl, line, results
 from fakes_house import MODEL, House, Texts, house
-from fakes_tenants import client, file_settings, keyed_house, make_key
+from fakes_tenants import client, file_settings, keyed_house, make_key, open_store
+
+from state.tenants import UsageRow
 
 
 def in_house(texts: Texts, test: Callable[[House], Awaitable[None]], **more: Any) -> None:
@@ -275,6 +277,10 @@ def test_a_key_sees_its_own_files_and_batches_only(texts: Texts, tmp_path: Path)
     (alice, of_alice), (bob, of_bob) = make_key("alice"), make_key("bob")
     settings = file_settings(tmp_path / "tenants.db", refresh_s=1e-6)
 
+    async def booked() -> list[UsageRow]:
+        async with open_store(settings) as store:
+            return list(await store.usage(time.strftime("%Y-%m-%d", time.gmtime())))
+
     async def run() -> None:
         async with (
             keyed_house(texts, settings, of_alice, of_bob) as h,
@@ -299,6 +305,8 @@ def test_a_key_sees_its_own_files_and_batches_only(texts: Texts, tmp_path: Path)
                     await asked
 
     asyncio.run(run())
+    (row,) = asyncio.run(booked())
+    assert row.key_id == of_alice.key_id and row.batch and row.output_tokens == 3
 
 
 def test_a_router_goes_on_with_what_it_left_when_it_stopped(texts: Texts, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import dataclasses
 import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -41,7 +41,7 @@ def run(open_store: OpenStore, check: Callable[[BatchStore], Awaitable[None]]) -
     asyncio.run(body())
 
 
-def a_file(now: float, owner: str = "a", **fields: int) -> FileRecord:
+def a_file(now: float, owner: str = "a", **fields: Any) -> FileRecord:
     made = FileRecord(
         file_id=new_id("file", now),
         owner=owner,
