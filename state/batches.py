@@ -51,6 +51,8 @@ class BatchRecord:
 
     batch_id: str
     owner: str
+    model: str
+    """Only routers that serve it run the batch."""
     endpoint: str
     input_file_id: str
     completion_window: str

@@ -149,6 +149,7 @@ class Batches:
         record = BatchRecord(
             batch_id=new_id("batch", now),
             owner=owner,
+            model=self._model,
             endpoint=order.endpoint,
             input_file_id=file.file_id,
             completion_window=order.completion_window,
@@ -188,10 +189,6 @@ class Batches:
         self._runner.look(batch_id)
         return await self.get(owner, batch_id)
 
-    def to_json(self, record: BatchRecord) -> dict[str, Any]:
-        """As clients see it."""
-        return batch_json(record, self._model)
-
     async def _check_room(self, owner: str) -> None:
         found = await self._store.batches(owner, after=None, limit=4 * self._max_open)
         if sum(not record.is_final for record in found) >= self._max_open:
@@ -221,7 +218,8 @@ def _check_order(order: BatchOrder) -> None:
             raise BadRequestError(what + str(MAX_METADATA_VALUE), param="metadata")
 
 
-def batch_json(record: BatchRecord, model: str) -> dict[str, Any]:
+def batch_json(record: BatchRecord) -> dict[str, Any]:
+    """As clients see it."""
     usage = record.usage
     inputs, outputs = usage.get("input_tokens", 0), usage.get("output_tokens", 0)
     errors = {"object": "list", "data": list(record.errors)} if record.errors else None
@@ -229,7 +227,7 @@ def batch_json(record: BatchRecord, model: str) -> dict[str, Any]:
         "id": record.batch_id,
         "object": "batch",
         "endpoint": record.endpoint,
-        "model": model,
+        "model": record.model,
         "errors": errors,
         "input_file_id": record.input_file_id,
         "completion_window": record.completion_window,

@@ -34,9 +34,7 @@ class LineResult:
     usage: dict[str, int] = field(default_factory=dict)
 
 
-async def answer_line(
-    door: Door, endpoint: str, request: LineRequest, call: Call
-) -> dict[str, Any]:
+async def answer_line(door: Door, endpoint: str, request: LineRequest, call: Call) -> LineResult:
     """The answer as HTTP would give it. In a task of its own, which from here on is the call's.
 
     Raises TandemError.
@@ -47,8 +45,12 @@ async def answer_line(
         check_endpoint(call.key, endpoint)
     kind, begin = GENERATES[endpoint]
     body = checked_body(json.dumps(request.body).encode(), kind)
-    answer, _ = begin(door, body, door.clock.now(), "")
-    return await answer.whole()
+    answer, generation = begin(door, body, door.clock.now(), "")
+    whole = await answer.whole()
+    response = {"status_code": 200, "request_id": generation.request_id, "body": whole}
+    return LineResult(
+        _result(request.custom_id, response, None), is_error=False, usage=_usage_of(whole)
+    )
 
 
 def wait_before_retry_s(error: TandemError, num_tries: int) -> float | None:
@@ -64,11 +66,6 @@ def wait_before_retry_s(error: TandemError, num_tries: int) -> float | None:
     if not passes or isinstance(error, PermissionDeniedError) or num_tries >= MAX_TRIES:
         return None
     return min(MAX_WAIT_S, 0.1 * 2.0**num_tries)
-
-
-def answered(custom_id: str, body: dict[str, Any]) -> LineResult:
-    response = {"status_code": 200, "request_id": new_request_id(), "body": body}
-    return LineResult(_result(custom_id, response, None), is_error=False, usage=_usage_of(body))
 
 
 def refused(custom_id: str, error: TandemError) -> LineResult:

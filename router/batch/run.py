@@ -31,7 +31,6 @@ from router.batch.lease import Lease
 from router.batch.line_answer import (
     LineResult,
     answer_line,
-    answered,
     refused,
     wait_before_retry_s,
 )
@@ -76,7 +75,7 @@ class BatchRun:
         self._lease = lease
         self._rules = InputRules(
             endpoint=record.endpoint,
-            model=parts.door.settings.model,
+            model=record.model,
             max_line_bytes=parts.max_line_bytes,
             max_num_lines=parts.max_num_lines,
         )
@@ -97,8 +96,8 @@ class BatchRun:
         # It may be another router's, with a wish or the end of the window behind it.
         if not self._must_end and self._record.status == "validating":
             await self._leased(self._validate(), may_end=True)
-        if self._record.status == "failed":
             await self._lease.write(self._record)
+        if self._record.is_final:
             return
         if self._record.num_total:
             await self._answer_and_publish()
@@ -229,8 +228,7 @@ class BatchRun:
             call = await parts.gatekeeper.batch_call(self.owner)
             if call is None:
                 raise AuthenticationError("the batch's API key is no longer good")
-            body = await answer_line(parts.door, self._record.endpoint, request, call)
-        return answered(request.custom_id, body)
+            return await answer_line(parts.door, self._record.endpoint, request, call)
 
     def _note(self, number: int, line: LineResult) -> None:
         assert self._writer is not None

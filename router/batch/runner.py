@@ -37,6 +37,8 @@ class BatchRunner:
         self._running: dict[str, BatchRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._not_before: dict[str, float] = {}
+        self._foreign: set[str] = set()
+        """Of models that this router doesn't serve."""
         self._news = asyncio.Event()
         self._closing = False
         self._swept = clock.now()
@@ -76,12 +78,16 @@ class BatchRunner:
         now = self._clock.now()
         ids = await self._parts.store.open_batches()
         self._not_before = {i: t for i, t in self._not_before.items() if t > now and i in ids}
-        others = [i for i in ids if i not in self._running and i not in self._not_before]
+        self._foreign.intersection_update(ids)
+        skipped = self._foreign | self._running.keys() | self._not_before.keys()
+        others = [i for i in ids if i not in skipped]
         free = self._max_running - len(self._running)
         if not others or free <= 0:
             return
         found = [await self._parts.store.get_batch(i) for i in others[:MAX_LOOKED_AT]]
-        records = [record for record in found if record is not None]
+        model = self._parts.door.settings.model
+        self._foreign.update(r.batch_id for r in found if r is not None and r.model != model)
+        records = [record for record in found if record is not None and record.model == model]
         owners = Counter(run.owner for run in self._running.values())
         while records and free > 0 and not self._closing:
             record = min(records, key=lambda r: (owners[r.owner], r.batch_id))

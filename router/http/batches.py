@@ -8,7 +8,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
 from core.errors import BadRequestError
-from router.batch.batches import Batches, BatchOrder
+from router.batch.batches import Batches, BatchOrder, batch_json
 from router.batch.library import checked_ttl
 from router.http.body import read_body
 from router.http.strict import Strict
@@ -48,7 +48,7 @@ def add_batches(app: FastAPI, batches: Batches, *, max_body_bytes: int) -> None:
     async def create(request: Request) -> Response:
         body = await read_body(request, BatchBody, max_body_bytes=max_body_bytes)
         record = await batches.create(current_call().tenant, body.order())
-        return JSONResponse(batches.to_json(record))
+        return JSONResponse(batch_json(record))
 
     @app.get("/v1/batches")
     async def page(request: Request) -> Response:
@@ -57,17 +57,17 @@ def add_batches(app: FastAPI, batches: Batches, *, max_body_bytes: int) -> None:
         found, has_more = await batches.page(
             current_call().tenant, after=query.get("after"), limit=limit
         )
-        shown = [batches.to_json(record) for record in found]
+        shown = [batch_json(record) for record in found]
         return JSONResponse(listed(shown, has_more=has_more))
 
     @app.get("/v1/batches/{batch_id}")
     async def one_batch(batch_id: str) -> Response:
-        return JSONResponse(batches.to_json(await batches.get(current_call().tenant, batch_id)))
+        return JSONResponse(batch_json(await batches.get(current_call().tenant, batch_id)))
 
     @app.post("/v1/batches/{batch_id}/cancel")
     async def cancel(batch_id: str) -> Response:
         record = await batches.cancel(current_call().tenant, batch_id)
-        return JSONResponse(batches.to_json(record))
+        return JSONResponse(batch_json(record))
 
 
 def listed(shown: list[dict[str, Any]], *, has_more: bool) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -10,10 +11,12 @@ from typing import Any
 
 import openai
 import pytest
-from fakes_batches import FINAL, begin, ended, jsonl, line, results
+from fakes_batches import FINAL, LOOK_EVERY_S, begin, ended, jsonl, line, results
 from fakes_house import MODEL, House, Texts, house
-from fakes_tenants import client, file_settings, keyed_house, make_key, open_store
+from fakes_pull import DEADLINE_S
+from fakes_tenants import client, file_settings, keyed_house, make_key, open_store, put_keys
 
+from state.file_batches import FileBatches
 from state.tenants import UsageRow
 
 
@@ -335,3 +338,62 @@ def test_batches_can_be_switched_off(texts: Texts) -> None:
             assert answer.json()["error"]["code"] == "unsupported_endpoint"
 
     in_house(texts, test, overrides={"batch": {"enabled": False}})
+
+
+def test_a_batch_waits_for_a_router_of_its_model(texts: Texts, tmp_path: Path) -> None:
+    """Routers of several models may share a directory."""
+    shared: dict[str, dict[str, object]] = {"batch": {"dir": str(tmp_path)}}
+    elsewhere: dict[str, dict[str, object]] = {"model": {"served_model_name": "another"}}
+
+    async def run() -> None:
+        async with house(texts, overrides=shared) as h:
+            h.d.gate.clear()
+            batch = await begin(h.openai, jsonl([line("a")]))
+            await h.d.until(lambda d: bool(d.attempts))
+        async with house(texts, overrides=shared | elsewhere) as h:
+            own = await begin(h.openai, jsonl([line("b", model="another")]))
+            assert (await ended(h.openai, own.id)).status == "completed"
+            assert (await h.openai.batches.retrieve(batch.id)).status == "in_progress"
+        async with house(texts, overrides=shared) as h:
+            assert (await ended(h.openai, batch.id)).status == "completed"
+
+    asyncio.run(run())
+
+
+def test_while_the_store_is_away_clients_are_told_to_come_back(
+    texts: Texts, tmp_path: Path
+) -> None:
+    (tmp_path / "batches.db").mkdir()
+
+    async def test(h: House) -> None:
+        answer = await h.http.get("/v1/batches")
+        assert answer.status_code == 503 and answer.headers["retry-after"]
+        assert answer.json()["error"]["code"] == "store"
+        assert str(tmp_path) not in answer.text
+
+    in_house(texts, test, overrides={"batch": {"dir": str(tmp_path)}})
+
+
+def test_a_key_that_is_revoked_gets_no_more_answers(texts: Texts, tmp_path: Path) -> None:
+    key, record = make_key()
+    settings = file_settings(tmp_path / "tenants.db", refresh_s=1e-6)
+    settings["batch"] = {"dir": str(tmp_path / "batch"), "max_concurrency": 1}
+
+    async def run() -> None:
+        async with keyed_house(texts, settings, record) as h, client(h, key) as asker:
+            h.d.gate.clear()
+            batch = await begin(asker, jsonl([line("a"), line("b")]))
+            await h.d.until(lambda d: bool(d.attempts))
+            await put_keys(settings, [dataclasses.replace(record, revoked_at=1.0)])
+            h.d.gate.set()
+            store = FileBatches(tmp_path / "batch" / "batches.db", 10.0)
+            try:
+                async with asyncio.timeout(DEADLINE_S):
+                    while not (found := await store.get_batch(batch.id)) or not found.is_final:
+                        await asyncio.sleep(LOOK_EVERY_S)
+            finally:
+                await store.close()
+            assert (found.num_completed, found.num_failed) == (1, 1)
+            assert len(h.d.attempts) == 1
+
+    asyncio.run(run())

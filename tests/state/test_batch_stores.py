@@ -57,6 +57,7 @@ def a_batch(now: float, owner: str = "a") -> BatchRecord:
     return BatchRecord(
         batch_id=new_id("batch", now),
         owner=owner,
+        model="m",
         endpoint="/v1/completions",
         input_file_id="file-0",
         completion_window="24h",
