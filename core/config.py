@@ -297,6 +297,38 @@ class TenantsConfig(_Section):
     _files = field_validator("file", "prices_file")(_absolute)
 
 
+class BatchConfig(_Section):
+    """Files and batches (`/v1/files`, `/v1/batches`). With state.backend = redis all routers share
+    them, and `dir` must be one directory for all; otherwise their records lie in `dir` too."""
+
+    enabled: bool = True
+    """Off: both endpoints answer 404."""
+    dir: str | None = None
+    """Where files lie; unset: ~/.local/share/tandem/batch. Made when the first file comes."""
+    max_concurrency: PositiveInt = 64
+    """Requests of batches that one router has running at once, where online traffic leaves room."""
+    max_running: PositiveInt = 8
+    """Batches that one router runs side by side; the others wait for their turn."""
+    max_file_bytes: PositiveInt = 200 * 1024 * 1024
+    """Of one upload."""
+    max_line_bytes: PositiveInt = 1024 * 1024
+    """Of one request in a file."""
+    max_num_lines: PositiveInt = 50_000
+    """Requests in a file."""
+    max_tenant_bytes: PositiveInt = 10 * 1024**3
+    """All files of one key together, results included."""
+    max_open_batches: PositiveInt = 100
+    """Batches of one key that have not ended."""
+    file_ttl_s: PositiveInt = 30 * 24 * 3600
+    """How long a file is kept where its owner says nothing."""
+    lease_s: PositiveFloat = 10.0
+    """After a router dies, another goes on with its batches in that time."""
+    store_timeout_s: PositiveFloat = 5.0
+    """Deadline of each look at the records."""
+
+    _dir = field_validator("dir")(_absolute)
+
+
 class WorkerConfig(_Section):
     """A prefill or decode worker process."""
 
@@ -473,6 +505,7 @@ class Config(_Section):
     router: RouterConfig = RouterConfig()
     guard: GuardConfig = GuardConfig()
     tenants: TenantsConfig = TenantsConfig()
+    batch: BatchConfig = BatchConfig()
     worker: WorkerConfig = WorkerConfig()
     kv_transfer: TransferConfig = TransferConfig()
     tls: TlsConfig = TlsConfig()
@@ -521,10 +554,17 @@ def run_dir(config: ClusterConfig, environ: Mapping[str, str] | None = None) -> 
 
 def tenants_file(config: TenantsConfig, environ: Mapping[str, str] | None = None) -> Path:
     """Keys and usage of an embedded state: the setting, else under the user's data directory."""
-    if config.file is not None:
-        return Path(config.file)
+    return Path(config.file) if config.file is not None else _data_home(environ) / "tenants.db"
+
+
+def batch_dir(config: BatchConfig, environ: Mapping[str, str] | None = None) -> Path:
+    """Files of batches: the setting, else under the user's data directory."""
+    return Path(config.dir) if config.dir is not None else _data_home(environ) / "batch"
+
+
+def _data_home(environ: Mapping[str, str] | None) -> Path:
     home = (os.environ if environ is None else environ).get("XDG_DATA_HOME")
-    return (Path(home) if home else Path.home() / ".local" / "share") / "tandem" / "tenants.db"
+    return (Path(home) if home else Path.home() / ".local" / "share") / "tandem"
 
 
 def kernel_cache_dir(environ: Mapping[str, str] | None = None) -> Path:

@@ -1,8 +1,8 @@
 """The router as one object: composition, and the order of starting and stopping.
 
-start   membership and limits > HTTP > gRPC > admin, and the bound ports
-stop    refuse new requests, let the others finish within the grace, fail those that don't (503),
-        end HTTP, gRPC, admin, membership, sessions and limits
+start   membership, limits and batches > HTTP > gRPC > admin, and the bound ports
+stop    leave batches to others, refuse new requests, let the present ones finish within the grace,
+        fail those that don't (503), end HTTP, gRPC, admin, membership, sessions and limits
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from core.clock import Clock, MonotonicClock
@@ -25,6 +26,7 @@ from protos.certificate_files import (
 from protos.secure_grpc import is_loopback
 from router.admin.app import Admin, create_admin_app
 from router.admission import shutting_down
+from router.batch.batches import Batches
 from router.dialect import make_dialect
 from router.door import Door, DoorSettings
 from router.fleet.fleet import Fleet
@@ -86,8 +88,10 @@ class RouterServer:
         store: Store,
         *,
         clock: Clock | None = None,
+        wall: Callable[[], float] = time.time,
     ) -> None:
-        """The store stays the caller's: it is not closed here. Raises ConfigError."""
+        """The store stays the caller's: it is not closed here. `wall` is Unix time in seconds, by
+        which files and batches expire. Raises ConfigError."""
         router, clock = config.router, clock or MonotonicClock()
         front = front_certificates(router)
         settings, observability = _door_settings(config, card), config.observability
@@ -135,6 +139,7 @@ class RouterServer:
             clock=clock,
             guard=build_guard(config, tokenizer, card, self.metrics.registry, clock),
         )
+        self._batches = Batches(config, self._door, self._tenancy.gatekeeper, clock, wall)
         self._membership = Membership(
             store,
             self.fleet,
@@ -147,7 +152,7 @@ class RouterServer:
             _origins(router.cors_origins),
             shows_requests=_shows_requests(config),
         )
-        app = create_app(self._door, http, self._tenancy.gatekeeper)
+        app = create_app(self._door, http, self._tenancy.gatekeeper, self._batches)
         self._http = HttpServer(
             app, host=router.http_host, port=router.http_port, certificates=front
         )
@@ -187,6 +192,7 @@ class RouterServer:
         """
         self._following = asyncio.create_task(self._membership.run(), name="membership")
         self._tenancy.start()
+        self._batches.start()
         try:
             http_port = await self._http.start(timeout_s=START_TIMEOUT_S)
             grpc_port = await self._grpc.start()
@@ -209,6 +215,7 @@ class RouterServer:
 
     async def stop(self, grace_s: float = 5.0) -> None:
         """Refuses new requests, lets the present ones end in time, then ends all. Idempotent."""
+        await self._batches.stop()
         self._door.admission.draining = True
         if not await self._door.drained(grace_s):
             self._door.end_all(shutting_down())
@@ -221,6 +228,7 @@ class RouterServer:
         if self._following is not None:
             await asyncio.wait({self._following})
         await self.fleet.close()
+        await self._batches.close()
         await self._tenancy.close()
         self._texts.close()
         if self._door.guard is not None:

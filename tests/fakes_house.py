@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import tempfile
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 import openai
@@ -90,6 +93,7 @@ async def house(
     language: FakeLanguage | None = None,
     trap: Trap | None = None,
     num_cached_tokens: int = 0,
+    wall: Callable[[], float] = time.time,
 ) -> AsyncIterator[House]:
     """A router with `prefill` and `decode` fake workers; by default it has met them all."""
     kv, store = FakeKv(), store or MemoryStore()
@@ -108,8 +112,9 @@ async def house(
         ]
 
     ps, ds = pool(Phase.PREFILL, prefill), pool(Phase.DECODE, decode)
-    config = _config(overrides or {})
-    router = RouterServer(config, texts.card, texts.tokenizer, texts.template, store)
+    own = tempfile.TemporaryDirectory()
+    config = _config(overrides or {}, Path(own.name))
+    router = RouterServer(config, texts.card, texts.tokenizer, texts.template, store, wall=wall)
     try:
         for worker in (*ps, *ds):
             await store.announce(await worker.start(), ttl_s=3600)
@@ -125,13 +130,15 @@ async def house(
         await router.stop(1.0)
         for worker in (*ps, *ds):
             await worker.die()
+        own.cleanup()
 
 
-def _config(overrides: dict[str, dict[str, object]]) -> Config:
+def _config(overrides: dict[str, dict[str, object]], batch_dir: Path) -> Config:
     base: dict[str, dict[str, object]] = {
         "model": {"served_model_name": MODEL},
         "router": {"http_port": 0, "grpc_port": 0},
         "worker": {"heartbeat_s": 0.05},
+        "batch": {"dir": str(batch_dir)},
     }
     for section, values in overrides.items():
         base[section] = base.get(section, {}) | values

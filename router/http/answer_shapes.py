@@ -164,3 +164,84 @@ class Version(BaseModel):
 
 class Status(BaseModel):
     status: str
+
+
+class File(BaseModel):
+    id: str = Field(pattern="^file-")
+    object: Literal["file"]
+    bytes: int
+    created_at: int
+    expires_at: int | None
+    filename: str
+    purpose: Literal["batch", "batch_output"]
+    status: Literal["processed"]
+
+
+class FileList(BaseModel):
+    object: Literal["list"]
+    data: list[File]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class FileDeleted(BaseModel):
+    id: str
+    object: Literal["file"]
+    deleted: Literal[True]
+
+
+class BatchFault(BaseModel):
+    """`line` counts from 1; none where no line is to blame."""
+
+    code: str
+    line: int | None
+    message: str
+    param: str | None
+
+
+class BatchFaults(BaseModel):
+    object: Literal["list"]
+    data: list[BatchFault]
+
+
+class RequestCounts(BaseModel):
+    """`failed` are the lines of the error file."""
+
+    total: int
+    completed: int
+    failed: int
+
+
+class Batch(BaseModel):
+    id: str = Field(pattern="^batch_")
+    object: Literal["batch"]
+    endpoint: str
+    model: str
+    errors: BatchFaults | None
+    input_file_id: str
+    completion_window: Literal["24h"]
+    status: Literal[
+        "validating",
+        "failed",
+        "in_progress",
+        "finalizing",
+        "completed",
+        "expired",
+        "cancelling",
+        "cancelled",
+    ]
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: int
+    expires_at: int
+    request_counts: RequestCounts
+    metadata: dict[str, str] | None
+
+
+class BatchList(BaseModel):
+    object: Literal["list"]
+    data: list[Batch]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool

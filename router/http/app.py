@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 from fastapi import FastAPI, Request, Response
 from starlette.middleware.cors import CORSMiddleware
 
+from router.batch.batches import Batches
 from router.door import Door
 from router.generation import Generation
+from router.http.answers import GENERATES, Answer
+from router.http.batches import add_batches
 from router.http.body import read_body
 from router.http.calls import CallMiddleware
-from router.http.chat import ChatAnswer
-from router.http.completions import CompletionAnswer
 from router.http.documentation import add_documentation
 from router.http.errors import error_event, install_error_handlers
+from router.http.files import add_files
 from router.http.operations import add_models, add_operations
 from router.http.origin import OriginMiddleware
 from router.http.refused import add_refused
 from router.http.reply import PlainReply, StreamReply
 from router.http.request_ids import HEADER, RequestIds
 from router.http.responses import ResponsesAnswer
-from router.http.responses_schema import ResponsesBody
-from router.http.schema import ChatBody, CompletionBody
 from router.http.tokenization import add_tokenization
 from router.identifiers import client_request_id
 from router.observe.debug import add_debug
@@ -47,7 +46,9 @@ class HttpSettings:
     """Whether `/debug/requests` is here."""
 
 
-def create_app(door: Door, settings: HttpSettings, gatekeeper: Gatekeeper) -> FastAPI:
+def create_app(
+    door: Door, settings: HttpSettings, gatekeeper: Gatekeeper, batches: Batches
+) -> FastAPI:
     """The application; it owns nothing and can be served by any ASGI server."""
     app = FastAPI(
         title="Tandem", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
@@ -66,8 +67,10 @@ def create_app(door: Door, settings: HttpSettings, gatekeeper: Gatekeeper) -> Fa
         )
     app.add_middleware(RequestIds)
     install_error_handlers(app)
-    _add_completions(app, door, settings)
-    _add_responses(app, door, settings)
+    for path in GENERATES:
+        _add_generation(app, door, path, settings)
+    add_files(app, batches)
+    add_batches(app, batches, max_body_bytes=settings.max_body_bytes)
     add_tokenization(app, door, max_body_bytes=settings.max_body_bytes)
     add_models(app, door, created=settings.created)
     add_operations(app, door)
@@ -79,39 +82,15 @@ def create_app(door: Door, settings: HttpSettings, gatekeeper: Gatekeeper) -> Fa
     return app
 
 
-def _add_completions(app: FastAPI, door: Door, settings: HttpSettings) -> None:
-    @app.post("/v1/chat/completions")
-    async def chat_completions(request: Request) -> Response:
+def _add_generation(app: FastAPI, door: Door, path: str, settings: HttpSettings) -> None:
+    kind, begin = GENERATES[path]
+
+    @app.post(path)
+    async def generate(request: Request) -> Response:
         received = door.clock.now()
-        body = await read_body(request, ChatBody, max_body_bytes=settings.max_body_bytes)
+        body = await read_body(request, kind, max_body_bytes=settings.max_body_bytes)
         client_id = _client_id(request)
-        generation = Generation(door, body.specs()[0], received, client_id=client_id)
-        answer = ChatAnswer(body, generation, door.texts.tokenizer, int(time.time()))
-        return _reply(answer, body.streams, client_id, generation)
-
-    @app.post("/v1/completions")
-    async def completions(request: Request) -> Response:
-        received = door.clock.now()
-        body = await read_body(request, CompletionBody, max_body_bytes=settings.max_body_bytes)
-        client_id, generations = _client_id(request), list[Generation]()
-        for spec in body.specs():
-            first = generations[0] if generations else None
-            generations.append(Generation(door, spec, received, client_id=client_id, part_of=first))
-        answer = CompletionAnswer(body, generations, door.texts.tokenizer, int(time.time()))
-        return _reply(answer, body.streams, client_id, generations[0])
-
-
-def _add_responses(app: FastAPI, door: Door, settings: HttpSettings) -> None:
-    @app.post("/v1/responses")
-    async def responses(request: Request) -> Response:
-        received = door.clock.now()
-        body = await read_body(request, ResponsesBody, max_body_bytes=settings.max_body_bytes)
-        conversation, client_id = body.conversation_of(), _client_id(request)
-        spec = body.spec(conversation)
-        generation = Generation(door, spec, received, client_id=client_id)
-        answer = ResponsesAnswer(
-            body, conversation, generation, door.texts.tokenizer, int(time.time())
-        )
+        answer, generation = begin(door, body, received, client_id)
         return _reply(answer, body.streams, client_id, generation)
 
 
@@ -120,7 +99,7 @@ def _client_id(request: Request) -> str:
 
 
 def _reply(
-    answer: ChatAnswer | CompletionAnswer | ResponsesAnswer,
+    answer: Answer,
     stream: bool,
     client_id: str,
     generation: Generation,

@@ -53,6 +53,11 @@ async def read_body(request: Request, kind: type[B], *, max_body_bytes: int) -> 
             data = await _read(request, max_body_bytes)
     except TimeoutError:
         raise DeadlineError(f"the body was not sent within {BODY_TIMEOUT_S:g} s") from None
+    return checked_body(data, kind)
+
+
+def checked_body(data: bytes, kind: type[B]) -> B:
+    """Raises BadRequestError with the offending field as `param`."""
     try:
         return kind.model_validate_json(data)
     except ValidationError as error:

@@ -11,10 +11,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
-from core.errors import AuthenticationError, QuotaError, TandemError
-from router.faults import fault_of
+from core.errors import AuthenticationError, QuotaError, TandemError, UnavailableError
+from router.faults import RETRY_AFTER_S, fault_of
 from router.http.request_ids import HEADER
 from router.identifiers import echoed_request_id, new_request_id
+from state.store import StoreUnavailableError
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ def hidden_bug() -> TandemError:
 def install_error_handlers(app: FastAPI) -> None:
     """Every error that leaves an endpoint gets the same shape."""
     app.add_exception_handler(TandemError, _on_tandem_error)
+    app.add_exception_handler(StoreUnavailableError, _on_store_away)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(ClientDisconnect, _on_disconnect)
     app.add_exception_handler(Exception, _on_bug)
@@ -66,6 +68,14 @@ def install_error_handlers(app: FastAPI) -> None:
 async def _on_tandem_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, TandemError)
     return error_response(error)
+
+
+async def _on_store_away(request: Request, error: Exception) -> Response:
+    """Its message is for the operator: it has addresses, and may have credentials in them."""
+    log.warning("%s", error)
+    return error_response(
+        UnavailableError("the store is away", reason="store", retry_after_s=RETRY_AFTER_S)
+    )
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:

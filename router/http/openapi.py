@@ -10,6 +10,7 @@ from pydantic.json_schema import models_json_schema
 
 from core.release import RELEASE
 from router.http import answer_shapes as shapes
+from router.http.batches import BatchBody
 from router.http.refused import NO_MODEL_FOR
 from router.http.responses_schema import ResponsesBody
 from router.http.schema import NEUTRAL, ChatBody, CompletionBody
@@ -26,7 +27,7 @@ ERRORS = {
     403: "The API key is good, but not for this.",
     404: "There is no such model, request or path.",
     408: "The request's deadline passed, or the body came too slowly.",
-    409: "Several requests have this name.",
+    409: "Several requests have this name, or what is named is not in the state for it.",
     413: "The body is too large.",
     415: "The body is no JSON.",
     429: "Everything is full; come back after `retry-after` seconds.",
@@ -37,6 +38,16 @@ RETRY = (429, 503)
 KEYED = (401, 403, 503)
 """Of what asks for an API key, where the operator requires keys."""
 METRICS = "text/plain; version=1.0.0"
+FORM = "multipart/form-data"
+_UPLOAD: Schema = {
+    "type": "object",
+    "required": ["file", "purpose"],
+    "additionalProperties": False,
+    "properties": {
+        "file": {"type": "string", "format": "binary"},
+        "purpose": {"type": "string", "enum": ["batch"]},
+    },
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +64,10 @@ class Operation:
     """The data of each server-sent event, if the body may ask for a stream."""
     errors: tuple[int, ...] = ()
     is_text: bool = False
+    is_upload: bool = False
+    is_bytes: bool = False
+    query: tuple[tuple[str, Schema], ...] = ()
+    """What may be asked behind the path."""
 
 
 def _get(path: str, summary: str, answer: type[BaseModel], *errors: int) -> Operation:
@@ -118,6 +133,7 @@ def operations() -> list[Operation]:
             shapes.Cancelled,
             (404, 409),
         ),
+        *_of_batches(),
         _get("/v1/models", "The served model", shapes.ModelList),
         _get("/v1/models/{name}", "One model", shapes.Model, 404),
         tokenize,
@@ -147,6 +163,59 @@ def operations() -> list[Operation]:
             )
             for method in ("get", "delete")
         ),
+    ]
+
+
+def _of_batches() -> list[Operation]:
+    file, batch, limit = "/v1/files/{file_id}", "/v1/batches/{batch_id}", {"type": "integer"}
+    files_query = (
+        ("limit", limit | {"minimum": 1, "maximum": 10_000}),
+        ("order", {"type": "string", "enum": ["asc", "desc"]}),
+        ("purpose", {"type": "string"}),
+        ("after", {"type": "string"}),
+    )
+    batches_query = (
+        ("limit", limit | {"minimum": 1, "maximum": 100}),
+        ("after", {"type": "string"}),
+    )
+    return [
+        Operation(
+            method="post",
+            path="/v1/files",
+            summary="Keeps a file of requests for a batch",
+            answer=shapes.File,
+            errors=(*READS_A_BODY, 429),
+            is_upload=True,
+        ),
+        replace(_get("/v1/files", "The key's files", shapes.FileList, 400, 404), query=files_query),
+        _get(file, "One file", shapes.File, 404),
+        Operation(
+            method="delete",
+            path=file,
+            summary="Removes a file",
+            answer=shapes.FileDeleted,
+            errors=(404, 409),
+        ),
+        Operation(
+            method="get",
+            path=f"{file}/content",
+            summary="A file's bytes",
+            errors=(404,),
+            is_bytes=True,
+        ),
+        _post(
+            "/v1/batches",
+            "Answers a file of requests within 24 hours, in what other traffic leaves",
+            BatchBody,
+            shapes.Batch,
+            (*READS_A_BODY, 429),
+        ),
+        replace(
+            _get("/v1/batches", "The key's batches", shapes.BatchList, 400, 404),
+            query=batches_query,
+        ),
+        _get(batch, "One batch", shapes.Batch, 404),
+        _post(f"{batch}/cancel", "Ends a batch", None, shapes.Batch, (404, 409)),
     ]
 
 
@@ -183,6 +252,12 @@ def _operation(operation: Operation) -> dict[str, Any]:
         name = operation.path.partition("{")[2].partition("}")[0]
         text = {"type": "string", "minLength": 1}
         described["parameters"] = [{"name": name, "in": "path", "required": True, "schema": text}]
+    if operation.query:
+        described["parameters"] = [
+            {"name": name, "in": "query", "schema": schema} for name, schema in operation.query
+        ]
+    if operation.is_upload:
+        described["requestBody"] = {"required": True, "content": {FORM: {"schema": _UPLOAD}}}
     if operation.body is not None:
         content = {"application/json": {"schema": _reference(operation.body)}}
         described["requestBody"] = {"required": True, "content": content}
@@ -206,6 +281,9 @@ def _responses(operation: Operation) -> dict[str, Any]:
         responses["200"] = _response("The answer.", content)
     if operation.is_text:
         responses["200"] = _response("The samples.", {METRICS: {"schema": {"type": "string"}}})
+    if operation.is_bytes:
+        content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+        responses["200"] = _response("The bytes.", content)
     keyed = () if operation.path in OPEN else KEYED
     for status in sorted({*operation.errors, *keyed}):
         content = {"application/json": {"schema": _reference(shapes.Error)}}
@@ -249,7 +327,7 @@ def _schemas(everything: list[Operation], model: str) -> dict[str, Schema]:
         for name, values in NEUTRAL.items():
             properties.setdefault(name, {"enum": list(values)})
     for operation in everything:
-        if operation.body is not None:
+        if operation.body is not None and "model" in schemas[operation.body.__name__]["properties"]:
             _name_the_model(schemas[operation.body.__name__]["properties"]["model"], model)
     return schemas
 

@@ -26,6 +26,9 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from core.clock import MonotonicClock
+from core.config import Config
+from router.batch.batches import Batches
 from router.http.app import HttpSettings, create_app
 from router.http.openapi import openapi_document, operations
 from router.tenants.gatekeeper import Gatekeeper
@@ -100,7 +103,9 @@ def test_every_route_is_in_the_document_and_nothing_else(texts: Texts) -> None:
     async def routes() -> set[tuple[str, str]]:
         async with house(texts, ready=False) as h:
             settings = HttpSettings(max_body_bytes=1, created=0)
-            app = create_app(h.router.door, settings, Gatekeeper(None, open_metrics=True))
+            gatekeeper, config = Gatekeeper(None, open_metrics=True), Config()
+            batches = Batches(config, h.router.door, gatekeeper, MonotonicClock())
+            app = create_app(h.router.door, settings, gatekeeper, batches)
             return {
                 (method.lower(), re.sub(r":path\}", "}", route.path))
                 for route in app.routes
