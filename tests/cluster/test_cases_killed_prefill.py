@@ -32,7 +32,11 @@ def scene(
     model: Path, redis_url: str, request: pytest.FixtureRequest
 ) -> Iterator[tuple[CaseHouse, Child]]:
     """A house whose only P is the victim, which computes so many steps and then never another."""
-    shared = (*shared_state(redis_url), f"scheduler.prefill_chunk_tokens={CHUNK}")
+    shared = (
+        *shared_state(redis_url),
+        f"scheduler.prefill_chunk_tokens={CHUNK}",
+        "router.dispatch_ahead_tokens=100000",  # all of them at once, none waits at the router
+    )
     stuck = f"faults.spec=step:delay=100000:after={request.param}"
     with (
         case_process(Phase.PREFILL, VICTIM, model, [*shared, stuck]) as victim,
