@@ -118,8 +118,9 @@ def test_faults_that_a_process_did_to_itself_are_counted(tmp_path: Path) -> None
 
 GROUP = """
 import signal, subprocess, sys
-rank = "import signal; signal.pause()  # cluster." + "rank_process"
-child = subprocess.Popen([sys.executable, "-c", rank])
+rank = "import signal; print(flush=True); signal.pause()  # cluster." + "rank_process"
+child = subprocess.Popen([sys.executable, "-c", rank], stdout=subprocess.PIPE)
+child.stdout.readline()  # now it is known by its command line, too
 print("x ready: 127.0.0.1:7", flush=True)
 child.wait()
 """
