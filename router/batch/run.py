@@ -216,7 +216,7 @@ class BatchRun:
                     await asyncio.sleep(wait_s)
                     continue
                 result = refused(request.custom_id, error)
-            except Exception:
+            except Exception:  # a bug that one line meets must not end the others' work
                 log.exception("a line of %s failed by a fault of ours", self._record.batch_id)
                 result = refused(request.custom_id, hidden_bug())
             self._note(request.number, result)

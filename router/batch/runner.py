@@ -127,7 +127,7 @@ class BatchRunner:
         except TandemError as error:
             log.warning("%s stands still: %s", batch_id, error.message)
             self._pause(batch_id)
-        except Exception:
+        except Exception:  # the outermost frame: without it nobody would hear of the task's end
             log.exception("%s stands still", batch_id)
             self._pause(batch_id)
         finally:

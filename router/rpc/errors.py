@@ -50,7 +50,7 @@ async def faults_told(context: Context) -> AsyncIterator[None]:
         yield
     except TandemError as error:
         await abort(context, error)
-    except Exception:
+    except Exception:  # the outermost frame: gRPC would tell the client our traceback's last line
         log.exception("a gRPC call broke")
         await abort(context, TandemError("internal error"))
 

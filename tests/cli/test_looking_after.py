@@ -116,7 +116,7 @@ def test_logs_of_an_unknown_process_list_the_known_ones(tmp_path: Path) -> None:
 
 
 def test_stop_waits_until_the_process_is_gone() -> None:
-    with child(python("import time; print('up', flush=True); time.sleep(600)")) as started:
+    with child(python("import signal; print('up', flush=True); signal.pause()")) as started:
         started.wait_for("up")
         assert end_process(started.process.pid, timeout_s=60.0)
         assert started.end() == -15
