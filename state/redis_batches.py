@@ -16,16 +16,11 @@ Members of one score are in the order of their names, which is that of their cre
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar, cast
 
-from redis.asyncio import Redis
-from redis.exceptions import RedisError
-
 from state.batches import BatchRecord, FileRecord, batch_from_json, file_from_json
-from state.redis_store import connection_pool
-from state.store import StoreUnavailableError
+from state.redis_link import RedisLink, milliseconds
 
 T = TypeVar("T")
 
@@ -106,10 +101,8 @@ class RedisBatches:
     """
 
     def __init__(self, url: str, namespace: str, timeout_s: float) -> None:
-        self._url = url
-        self._timeout_s = timeout_s
-        self._prefix = "{" + namespace + "}"
-        self._redis = Redis.from_pool(connection_pool(url, timeout_s))
+        self._link = RedisLink(url, namespace, timeout_s)
+        self._redis, self._prefix = self._link.client, self._link.prefix
         self._files = f"{self._prefix}:files"
         self._batches = f"{self._prefix}:batches"
 
@@ -120,20 +113,20 @@ class RedisBatches:
         return bool(await self._run(_PUT_FILE, *row))
 
     async def get_file(self, file_id: str) -> FileRecord | None:
-        raw = await self._bounded(_get(self._redis.hget(self._files, file_id)))
+        raw = await self._link.within(_get(self._redis.hget(self._files, file_id)))
         return None if raw is None else file_from_json(raw)
 
     async def delete_file(self, file_id: str) -> bool:
         return bool(await self._run(_DELETE_FILE, file_id))
 
     async def files(self, owner: str) -> tuple[FileRecord, ...]:
-        ids = await self._bounded(_list(self._redis.zrange(f"{self._files}:{owner}", 0, -1)))
+        ids = await self._link.within(_list(self._redis.zrange(f"{self._files}:{owner}", 0, -1)))
         return tuple(file_from_json(raw) for raw in await self._records(self._files, ids))
 
     async def expired_files(self, now: float) -> tuple[FileRecord, ...]:
         expiry = f"{self._prefix}:file-expiry"
         found = self._redis.zrangebyscore(expiry, "-inf", now, start=0, num=MAX_EXPIRED)
-        ids = await self._bounded(_list(found))
+        ids = await self._link.within(_list(found))
         return tuple(file_from_json(raw) for raw in await self._records(self._files, ids))
 
     async def create_batch(self, record: BatchRecord) -> None:
@@ -148,20 +141,20 @@ class RedisBatches:
     ) -> tuple[BatchRecord, ...]:
         highest = "+" if after is None else f"({after}"
         found = self._redis.zrevrangebylex(f"{self._batches}:{owner}", highest, "-", 0, limit)
-        return await self._merged(await self._bounded(_list(found)))
+        return await self._merged(await self._link.within(_list(found)))
 
     async def open_batches(self) -> tuple[str, ...]:
         found = self._redis.zrange(f"{self._prefix}:open-batches", 0, -1)
-        return tuple(raw.decode() for raw in await self._bounded(_list(found)))
+        return tuple(raw.decode() for raw in await self._link.within(_list(found)))
 
     async def ask_cancel(self, batch_id: str, at: int) -> None:
         await self._run(_CANCEL, batch_id, at)
 
     async def take(self, batch_id: str, *, ttl_s: float) -> int | None:
-        return int(await self._run(_TAKE, batch_id, _milliseconds(ttl_s))) or None
+        return int(await self._run(_TAKE, batch_id, milliseconds(ttl_s))) or None
 
     async def renew(self, batch_id: str, epoch: int, *, ttl_s: float) -> bool:
-        return bool(await self._run(_RENEW, batch_id, epoch, _milliseconds(ttl_s)))
+        return bool(await self._run(_RENEW, batch_id, epoch, milliseconds(ttl_s)))
 
     async def release(self, batch_id: str, epoch: int) -> None:
         await self._run(_RELEASE, batch_id, epoch)
@@ -171,16 +164,16 @@ class RedisBatches:
         return bool(await self._run(_UPDATE, *row))
 
     async def close(self) -> None:
-        await self._bounded(self._redis.aclose(close_connection_pool=True))
+        await self._link.close()
 
     async def _merged(self, ids: Sequence[bytes]) -> tuple[BatchRecord, ...]:
         """Records with what clients asked for meanwhile."""
         if not ids:
             return ()
         names = [raw.decode() for raw in ids]
-        raws = await self._bounded(_list(self._redis.hmget(self._batches, names)))
+        raws = await self._link.within(_list(self._redis.hmget(self._batches, names)))
         cancels = self._redis.hmget(f"{self._prefix}:batch-cancels", names)
-        asked = await self._bounded(_list(cancels))
+        asked = await self._link.within(_list(cancels))
         return tuple(
             batch_from_json(raw).cancelled_by_client(None if at is None else int(at))
             for raw, at in zip(raws, asked, strict=True)
@@ -191,26 +184,13 @@ class RedisBatches:
         if not ids:
             return []
         names = [raw.decode() for raw in ids]
-        raws = await self._bounded(_list(self._redis.hmget(key, names)))
+        raws = await self._link.within(_list(self._redis.hmget(key, names)))
         return [raw for raw in raws if raw is not None]
 
     async def _run(self, script: str, *values: str | int) -> Any:
         # One key names the slot that all of them are in.
         call = self._redis.eval(script, 1, self._prefix, self._prefix, *map(str, values))
-        return await self._bounded(call)
-
-    async def _bounded(self, call: Awaitable[T]) -> T:
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                return await call
-        except TimeoutError:
-            reason = f"no answer within {self._timeout_s:g} s"
-        except (RedisError, OSError) as error:
-            # The others that lie idle broke with it: none of them is to fail a call after it is
-            # back.
-            await self._redis.connection_pool.disconnect(inuse_connections=False)
-            reason = str(error) or type(error).__name__
-        raise StoreUnavailableError(f"Redis at {self._url}: {reason}")
+        return await self._link.within(call)
 
 
 def _get(call: object) -> Awaitable[bytes | None]:
@@ -219,7 +199,3 @@ def _get(call: object) -> Awaitable[bytes | None]:
 
 def _list(call: object) -> Awaitable[list[bytes]]:
     return cast(Awaitable[list[bytes]], call)
-
-
-def _milliseconds(seconds: float) -> int:
-    return max(1, round(seconds * 1000))

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Awaitable, Sequence
 from typing import TypeVar, cast
 
-from redis.asyncio import Redis
-from redis.exceptions import RedisError
-
-from state.redis_store import connection_pool
-from state.store import StoreUnavailableError
+from state.redis_link import RedisLink
 from state.tenant_scripts import ACQUIRE, BEAT, SETTLE
 from state.tenants import (
     COUNTERS,
@@ -38,26 +33,24 @@ class RedisTenants:
     """
 
     def __init__(self, url: str, namespace: str, timeout_s: float) -> None:
-        self._url = url
-        self._timeout_s = timeout_s
-        self._prefix = "{" + namespace + "}"
-        self._redis = Redis.from_pool(connection_pool(url, timeout_s))
+        self._link = RedisLink(url, namespace, timeout_s)
+        self._redis, self._prefix = self._link.client, self._link.prefix
         self._acquire = self._redis.register_script(ACQUIRE)
         self._settle = self._redis.register_script(SETTLE)
         self._beat = self._redis.register_script(BEAT)
 
     async def put_key(self, record: KeyRecord) -> None:
         text = record.to_json()
-        await self._bounded(self._redis.hset(f"{self._prefix}:keys", record.key_id, text))
+        await self._link.within(self._redis.hset(f"{self._prefix}:keys", record.key_id, text))
 
     async def get_key(self, key_id: str) -> KeyRecord | None:
         entry = cast(Awaitable[bytes | None], self._redis.hget(f"{self._prefix}:keys", key_id))
-        raw = await self._bounded(entry)
+        raw = await self._link.within(entry)
         return None if raw is None else key_from_json(raw)
 
     async def keys(self) -> tuple[KeyRecord, ...]:
         entries = cast(Awaitable[list[bytes]], self._redis.hvals(f"{self._prefix}:keys"))
-        found = [key_from_json(raw) for raw in await self._bounded(entries)]
+        found = [key_from_json(raw) for raw in await self._link.within(entries)]
         return tuple(sorted(found, key=lambda record: (record.created_at, record.key_id)))
 
     async def acquire(self, demand: LimitDemand) -> LimitVerdict:
@@ -75,7 +68,7 @@ class RedisTenants:
             _limit(limits.daily_tokens),
         )
         keys = [f"{self._prefix}:{name}" for name in names]
-        denial, wait_s, requests, tokens, used = await self._bounded(
+        denial, wait_s, requests, tokens, used = await self._link.within(
             self._acquire(keys=keys, args=args)
         )
         return LimitVerdict(
@@ -89,18 +82,18 @@ class RedisTenants:
     async def settle(self, router_id: str, sequence: int, batch: Sequence[Settlement]) -> None:
         entries = json.dumps([_entry(settlement) for settlement in batch])
         keys = [f"{self._prefix}:settled:{router_id}"]
-        await self._bounded(self._settle(keys=keys, args=(self._prefix, sequence, entries)))
+        await self._link.within(self._settle(keys=keys, args=(self._prefix, sequence, entries)))
 
     async def beat(self, router_id: str, *, ttl_s: float) -> int:
         keys = [f"{self._prefix}:routers"]
-        return int(await self._bounded(self._beat(keys=keys, args=(router_id, ttl_s))))
+        return int(await self._link.within(self._beat(keys=keys, args=(router_id, ttl_s))))
 
     async def usage(self, day: str, key_id: str | None = None) -> tuple[UsageRow, ...]:
         entries = cast(
             Awaitable[dict[bytes, bytes]], self._redis.hgetall(f"{self._prefix}:usage:{day}")
         )
         sums: dict[tuple[str, str, str, bool], dict[str, int]] = {}
-        for field, value in (await self._bounded(entries)).items():
+        for field, value in (await self._link.within(entries)).items():
             owner, model, batch, counter = json.loads(field)
             if key_id in (None, owner) and counter in COUNTERS:
                 sums.setdefault((day, owner, model, bool(batch)), {})[counter] = int(value)
@@ -110,20 +103,7 @@ class RedisTenants:
         )
 
     async def close(self) -> None:
-        await self._bounded(self._redis.aclose(close_connection_pool=True))
-
-    async def _bounded(self, call: Awaitable[T]) -> T:
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                return await call
-        except TimeoutError:
-            reason = f"no answer within {self._timeout_s:g} s"
-        except (RedisError, OSError) as error:
-            # The others that lie idle broke with it: none of them is to fail a call after it is
-            # back.
-            await self._redis.connection_pool.disconnect(inuse_connections=False)
-            reason = str(error) or type(error).__name__
-        raise StoreUnavailableError(f"Redis at {self._url}: {reason}")
+        await self._link.close()
 
 
 def level_of(limit: int | None, level: float) -> Level | None:
