@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
-from fakes_house import House, Texts, house
+from fakes_house import MODEL, House, Texts, house
 
 from core.config import StateConfig, TenantsConfig
 from state.api_key import new_key
 from state.file_tenants import FileTenants
 from state.redis_tenants import RedisTenants
-from state.tenants import KeyLimits, KeyRecord, PriorityClass
+from state.tenants import KeyLimits, KeyRecord, PriorityClass, UsageRow
 
+PROMPT = list(range(100, 140))
+INTERACTIVE, STANDARD, BATCH = PriorityClass
 TIMEOUT_S = 10.0
 ADMIN_TOKEN = "an-admin-token-of-tests"
 
@@ -90,3 +94,36 @@ def client(h: House, key: str) -> openai.AsyncOpenAI:
 
 def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "prompt": PROMPT, "max_tokens": 6, "seed": 1} | fields
+
+
+def in_house(
+    texts: Texts,
+    settings: dict[str, Any],
+    records: list[KeyRecord],
+    test: Callable[[House], Awaitable[None]],
+    **more: Any,
+) -> None:
+    async def run() -> None:
+        async with keyed_house(texts, settings, *records, **more) as h:
+            await test(h)
+
+    asyncio.run(run())
+
+
+async def ask(h: House, key: str, path: str = "/v1/completions", **fields: Any) -> httpx.Response:
+    return await h.http.post(path, json=body(**fields), headers=bearer(key))
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    error: dict[str, Any] = response.json()["error"]
+    return error
+
+
+async def usage(settings: dict[str, Any]) -> list[UsageRow]:
+    today = time.strftime("%Y-%m-%d", time.gmtime())
+    async with open_store(settings) as store:
+        return list(await store.usage(today))
