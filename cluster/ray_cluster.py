@@ -66,6 +66,8 @@ class RayCluster:
         self._log_dir = log_dir
         self._hooks = hooks
         self._opening: RayOpening | None = None
+        self.left_start_behind = False
+        """As `RayOpening.left_behind`, once it is closed."""
         self._session: RaySession | None = None
         self._store: StoreRef | None = None
         self._workers: list[Supervisor] = []
@@ -117,6 +119,7 @@ class RayCluster:
         opening, self._opening = self._opening, None
         if opening is not None:
             await opening.close()
+            self.left_start_behind = opening.left_behind
 
     async def _start(self, keeper: Supervisor) -> Ready:
         ready = await keeper.start(lambda line: self._hooks.progress(keeper.name, line))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,8 @@ async def serve(
 ) -> int:
     """Serves until told to stop, or until `use`, called once all is ready, returns.
 
-    Call in the main thread. Returns the exit status. Raises TandemError if something won't start.
+    Call in the main thread. Returns the exit status; or ends the process with it, where Ray was
+    still starting in native code. Raises TandemError if something won't start.
     """
     check_ports(config.router)
     root = run_dir(config.cluster)
@@ -53,10 +55,13 @@ async def serve(
         cluster = RayCluster(config, makers, log_dir=directory.log_dir, hooks=hooks)
         with StopSignals(stop_s + FORCE_MARGIN_S, notes.remove_litter) as signals:
             try:
-                return await _run(cluster, notes, signals, use)
+                status = await _run(cluster, notes, signals, use)
             finally:
                 signals.arm()
                 await cluster.close(stop_s)
+    if cluster.left_start_behind:
+        _end_process(status)
+    return status
 
 
 async def _run(
@@ -74,6 +79,14 @@ async def _run(
         return await _first(using, _failed(cluster))
 
     return await _first(whole(), _stopped(signals.requested))
+
+
+def _end_process(status: int) -> None:
+    """At once, without taking the interpreter down; what was written is not lost."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(status)
 
 
 async def _stopped(requested: asyncio.Event) -> int:

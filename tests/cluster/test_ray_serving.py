@@ -164,8 +164,7 @@ def test_a_signal_while_ray_starts_leaves_nothing_either(
         started.wait_for("progress ray starting")
         run = the_run(tmp_path)
         os.killpg(started.process.pid, signal.SIGINT)
-        # Ray's servers hear it as well; its client has been seen to crash when they end under it
-        assert started.end() in (0, -signal.SIGSEGV)
+        assert started.end() == 0
         assert "progress prefill-0" not in started.output
         assert_nothing_left(run, tmp_path, shared_memory)
 
