@@ -114,6 +114,7 @@ def elsewhere(maker: LinkMaker, enter: Callable[[], None]) -> object:
         ours.close()
 
 
+# For real only as root; the next test shows the same refusal to everybody.
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 
 
@@ -127,6 +128,20 @@ def test_another_user_joins_no_link_even_with_the_token_nor_does_who_is_elsewher
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(maker.accept, NAME, LONG_S)
         assert elsewhere(maker, enter) == ("incompatible", b"")
+        assert not waiting.done()
+        link = maker.dial(maker.host(), NAME, LONG_S), waiting.result(LONG_S)
+    close(link)
+
+
+def test_the_token_itself_is_refused_from_another_user(
+    maker: SharedLinkMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As P sees it, which here is somebody else than whoever connects."""
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(maker.accept, NAME, LONG_S)
+        with monkeypatch.context() as patch:
+            patch.setattr("kv_transfer.local_port.os.geteuid", lambda: NOBODY)
+            assert say(maker, digest(NAME)) == b""
         assert not waiting.done()
         link = maker.dial(maker.host(), NAME, LONG_S), waiting.result(LONG_S)
     close(link)
