@@ -6,24 +6,20 @@ only with a value that asks for nothing (`"tools": null`). Ranges are checked by
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from core.errors import BadRequestError
+from router.http.conversation import ChatMessage, TemplateFields
 from router.http.strict import Strict
 from router.http.structure_fields import StructureFields
-from router.http.tool_fields import ToolCall, ToolChoice, ToolFields, tooling_of
+from router.http.tool_fields import ToolChoice, tooling_of
 from router.request_spec import (
     MAX_MESSAGES,
-    ChatPrompt,
     RequestSpec,
     beam_spec,
-    chat_message,
-    exclusive_endings,
 )
-from router.tools.tooling import Tooling
 
 MAX_PROMPTS = 128
 """Prompts of one completion request."""
@@ -171,78 +167,13 @@ class _Body(StructureFields):
         return {"model": self.model} | {k: v for k, v in given.items() if v is not None}
 
 
-class TextPart(Strict):
-    type: Literal["text"]
-    text: str
-
-
-class ChatMessage(Strict):
-    """What an answer brought may be sent back as it is: its nulls say nothing."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
-    name: str | None = None
-    tool_calls: list[ToolCall] | None = None
-    tool_call_id: str | None = None
-    reasoning_content: str | None = None
-    refusal: str | None = None
-    annotations: list[Any] | None = None
-    audio: None = None
-    function_call: None = None
-
-    def to_template(self, index: int) -> dict[str, object]:
-        """As templates know it; parts become lines of one text. `index` is its place."""
-        content = self.content
-        if content is None and not self.tool_calls and not self.refusal:
-            param = f"messages.{index}.content"
-            raise BadRequestError(
-                f"'{param}' is required", param=param, code="missing_required_parameter"
-            )
-        parts = [content] if isinstance(content, str) else [part.text for part in content or ()]
-        return chat_message(
-            self.role,
-            "\n".join(parts) or self.refusal or "",
-            self.name,
-            tool_calls=[call.to_template() for call in self.tool_calls or ()],
-            tool_call_id=self.tool_call_id,
-            thoughts=self.reasoning_content,
-        )
-
-
-def chat_prompt(
-    messages: Sequence[ChatMessage],
-    *,
-    add_generation_prompt: bool | None,
-    continue_final_message: bool | None,
-    template: str | None,
-    template_kwargs: Mapping[str, object] | None,
-    tooling: Tooling | None,
-) -> ChatPrompt:
-    """None: the default of each. Raises BadRequestError."""
-    if continue_final_message and add_generation_prompt:
-        raise exclusive_endings()
-    return ChatPrompt(
-        messages=tuple(message.to_template(i) for i, message in enumerate(messages)),
-        tools=() if tooling is None else tooling.for_template(),
-        add_generation_prompt=add_generation_prompt is not False,
-        continue_final_message=bool(continue_final_message),
-        template=template,
-        template_kwargs=template_kwargs or {},
-    )
-
-
-class ChatBody(_Body):
+class ChatBody(TemplateFields, _Body):
     """POST /v1/chat/completions."""
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[ToolFields] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
 
@@ -250,7 +181,7 @@ class ChatBody(_Body):
         """The request, as a list of one. Raises BadRequestError."""
         tooling = tooling_of(self.tools, self.tool_choice, self.parallel_tool_calls)
         spec = RequestSpec(
-            prompt=self._prompt(tooling),
+            prompt=self.chat_prompt(self.messages, tooling),
             prompt_param="messages",
             max_tokens=self._max_tokens(),
             logprobs=self._logprobs(),
@@ -259,16 +190,6 @@ class ChatBody(_Body):
             **self._common(),
         )
         return [spec]
-
-    def _prompt(self, tooling: Tooling | None) -> ChatPrompt:
-        return chat_prompt(
-            self.messages,
-            add_generation_prompt=self.add_generation_prompt,
-            continue_final_message=self.continue_final_message,
-            template=self.chat_template,
-            template_kwargs=self.chat_template_kwargs,
-            tooling=tooling,
-        )
 
     def _max_tokens(self) -> int | None:
         newer, older = self.max_completion_tokens, self.max_tokens

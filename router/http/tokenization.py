@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
 from core.errors import BadRequestError
 from router.door import Door
 from router.http.body import read_body
-from router.http.schema import ChatMessage, chat_prompt
+from router.http.conversation import ChatMessage, TemplateFields
 from router.http.strict import Strict
-from router.http.tool_fields import ToolFields, tooling_of
+from router.http.tool_fields import tooling_of
 from router.request_spec import ChatPrompt
 from router.tokenization import TokenizeSpec, detokenize, tokenize
 
-_OF_CHATS = ("chat_template", "chat_template_kwargs", "tools")
 
-
-class TokenizeBody(Strict):
+class TokenizeBody(TemplateFields):
     """POST /tokenize: a `prompt`, or `messages` for the model's chat template."""
 
     model: str | None = None
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
     add_special_tokens: bool | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[ToolFields] | None = None
     return_token_strs: bool | None = None
 
     def spec(self) -> TokenizeSpec:
@@ -53,17 +44,10 @@ class TokenizeBody(Strict):
             return self.prompt
         if self.prompt is not None:
             raise BadRequestError("give either prompt or messages", param="messages")
-        return chat_prompt(
-            self.messages,
-            add_generation_prompt=self.add_generation_prompt,
-            continue_final_message=self.continue_final_message,
-            template=self.chat_template,
-            template_kwargs=self.chat_template_kwargs,
-            tooling=tooling_of(self.tools, None, None),
-        )
+        return self.chat_prompt(self.messages, tooling_of(self.tools, None, None))
 
     def _check_chat_only(self) -> None:
-        for name in ("add_generation_prompt", "continue_final_message", *_OF_CHATS):
+        for name in TemplateFields.model_fields:
             if self.messages is None and getattr(self, name) is not None:
                 raise BadRequestError(f"{name} needs messages", param=name)
 

@@ -1,0 +1,73 @@
+"""A conversation in a body, and the fields that say how it becomes a text: chats and /tokenize."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from core.errors import BadRequestError
+from router.http.strict import Strict
+from router.http.tool_fields import ToolCall, ToolFields
+from router.request_spec import ChatPrompt, chat_message, exclusive_endings
+from router.tools.tooling import Tooling
+
+
+class TextPart(Strict):
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(Strict):
+    """What an answer brought may be sent back as it is: its nulls say nothing."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None
+    audio: None = None
+    function_call: None = None
+
+    def to_template(self, index: int) -> dict[str, object]:
+        """As templates know it; parts become lines of one text. `index` is its place."""
+        content = self.content
+        if content is None and not self.tool_calls and not self.refusal:
+            param = f"messages.{index}.content"
+            raise BadRequestError(
+                f"'{param}' is required", param=param, code="missing_required_parameter"
+            )
+        parts = [content] if isinstance(content, str) else [part.text for part in content or ()]
+        return chat_message(
+            self.role,
+            "\n".join(parts) or self.refusal or "",
+            self.name,
+            tool_calls=[call.to_template() for call in self.tool_calls or ()],
+            tool_call_id=self.tool_call_id,
+            thoughts=self.reasoning_content,
+        )
+
+
+class TemplateFields(Strict):
+    """None, given or not, means the default of each."""
+
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[ToolFields] | None = None
+
+    def chat_prompt(self, messages: Sequence[ChatMessage], tooling: Tooling | None) -> ChatPrompt:
+        """Raises BadRequestError."""
+        if self.continue_final_message and self.add_generation_prompt:
+            raise exclusive_endings()
+        return ChatPrompt(
+            messages=tuple(message.to_template(i) for i, message in enumerate(messages)),
+            tools=() if tooling is None else tooling.for_template(),
+            add_generation_prompt=self.add_generation_prompt is not False,
+            continue_final_message=bool(self.continue_final_message),
+            template=self.chat_template,
+            template_kwargs=self.chat_template_kwargs or {},
+        )
