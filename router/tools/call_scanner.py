@@ -47,6 +47,18 @@ class CallScanner:
         pieces, self._out = self._out, []
         return pieces
 
+    def read(self, text: str, begins: Callable[[], None]) -> str | None:
+        """Takes characters until the object is over: what is left then, which isn't part of a call;
+        None if it goes on. `begins` is called when it turns out to be one."""
+        for i, character in enumerate(text):
+            started = self.started
+            self.push(character)
+            if self.started and not started:
+                begins()
+            if self.done or self.failed:
+                return ("" if self.started else self.raw) + text[i + 1 :]
+        return None
+
     def _open(self, character: str) -> None:
         if character == "{":
             self._step = self._key_or_end

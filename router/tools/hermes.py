@@ -52,14 +52,9 @@ class HermesParser:
         """Takes characters until the object is over; what is left."""
         scanner = self._scanner
         assert scanner is not None
-        for i, character in enumerate(text):
-            started = scanner.started
-            scanner.push(character)
-            if scanner.started and not started:
-                self._content.call()
-            if scanner.done or scanner.failed:
-                self._scanner = None
-                pieces += scanner.take()
-                return ("" if scanner.started else scanner.raw) + text[i + 1 :]
+        rest = scanner.read(text, self._content.call)
         pieces += scanner.take()
-        return ""
+        if rest is None:
+            return ""
+        self._scanner = None
+        return rest

@@ -76,15 +76,10 @@ class Llama3Parser:
     def _in_call(self, text: str, pieces: list[Piece]) -> str:
         scanner = self._scanner
         assert scanner is not None
-        for i, character in enumerate(text):
-            started = scanner.started
-            scanner.push(character)
-            if scanner.started and not started:
-                self._content.call()
-            if scanner.done or scanner.failed:
-                self._scanner = None
-                self._may_begin = scanner.done
-                pieces += scanner.take()
-                return ("" if scanner.started else scanner.raw) + text[i + 1 :]
+        rest = scanner.read(text, self._content.call)
         pieces += scanner.take()
-        return ""
+        if rest is None:
+            return ""
+        self._scanner = None
+        self._may_begin = scanner.done
+        return rest

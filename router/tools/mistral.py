@@ -102,21 +102,18 @@ class MistralParser:
 
     def _in_call(self, text: str, pieces: list[Piece]) -> str:
         scanner = self._scanner
-        for i, character in enumerate(text):
-            started = scanner.started
-            scanner.push(character)
-            if scanner.started and not started:
-                self._content.call()
-                self._head, self._called = "", True
-            if scanner.done or scanner.failed:
-                pieces += scanner.take()
-                rest = ("" if scanner.started else scanner.raw) + text[i + 1 :]
-                if scanner.done:
-                    self._step = self._in_list
-                    return rest
-                return self._give_up(rest)
+        rest = scanner.read(text, self._begin_call)
         pieces += scanner.take()
-        return ""
+        if rest is None:
+            return ""
+        if not scanner.done:
+            return self._give_up(rest)
+        self._step = self._in_list
+        return rest
+
+    def _begin_call(self) -> None:
+        self._content.call()
+        self._head, self._called = "", True
 
     def _give_up(self, rest: str) -> str:
         """It was no call: all since the marker is content."""
