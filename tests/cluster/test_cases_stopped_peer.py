@@ -38,7 +38,9 @@ NUM_TOKENS = 5000
 QUICK = ("worker.heartbeat_s=0.3", "worker.stuck_after_s=2")
 """A silent worker is soon taken for lost."""
 SMALL_CHUNK = 8
-"""P takes 625 steps for the prompt: long enough to be stopped among them."""
+"""P takes 625 steps for the prompt, and pauses among them."""
+PAUSES = "step:delay=0.1:every=20"
+"""Three seconds for a prompt, so that P can be stopped midway however slowly D reports."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ def peer(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
         "model.dtype=float32",
         f"scheduler.prefill_chunk_tokens={SMALL_CHUNK}",
         "cache.num_blocks=1024",
+        f"faults.spec={PAUSES}",
     ]
     command = tandem("prefill-worker", str(model), "--id", STOPPED)
     command += [word for setting in by_hand for word in ("--set", setting)]
