@@ -30,6 +30,8 @@ MAX_TEMPLATE_LENGTH = 64 * 1024
 """Characters of a client's own chat template; models' own have a few thousand."""
 MAX_LOGIT_BIAS = 1024
 MAX_SALT_LENGTH = 256
+MAX_USER_LENGTH = 512
+"""It is remembered with the last requests, and stands in their lines of the log."""
 MAX_PRIORITY = 100
 """Either way, within the class of the client's key: nobody asks himself past another class."""
 SEED_RANGE = 2**63
@@ -174,6 +176,7 @@ class RequestSpec:
     priority: int = 0
     cache_salt: str = ""
     tenant: str = ""
+    tenant_param: Literal["user", "safety_identifier"] = "user"
     output_format: OutputFormat | None = None
     tooling: Tooling | None = None
     timeout_s: float | None = None
@@ -268,6 +271,7 @@ class RequestSpec:
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise BadRequestError("allowed_token_ids is empty", param="allowed_token_ids")
         _at_most("cache_salt", self.cache_salt, MAX_SALT_LENGTH, "characters")
+        _at_most(self.tenant_param, self.tenant, MAX_USER_LENGTH, "characters")
         _at_most("logit_bias", tuple(self.logit_bias), MAX_LOGIT_BIAS, "token ids")
         for value in self.logit_bias.values():
             _between("logit_bias", value, -100.0, 100.0)

@@ -37,7 +37,8 @@ async def merged(generations: Sequence[Generation]) -> AsyncGenerator[Numbered, 
     finally:
         for pump in pumps:
             pump.cancel()
-        await asyncio.wait(pumps)
+        # All prompts of a bad request fail; of those after the first nobody else would hear.
+        await asyncio.gather(*pumps, return_exceptions=True)
 
 
 async def _pump(

@@ -1,0 +1,279 @@
+"""What somebody would send who wants the router to break, to stall or to grow: refused, cheaply."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from fakes_house import MODEL, House, Texts, house
+from fakes_pull import DEADLINE_S
+from pydantic import BaseModel, ValidationError
+
+from protos import inference_pb2 as pb
+from protos import inference_pb2_grpc
+from router.http.batches import BatchBody
+from router.http.responses_schema import ResponsesBody
+from router.http.schema import ChatBody, CompletionBody
+from router.http.tokenization import DetokenizeBody, TokenizeBody
+from router.inner_json import MAX_DEPTH
+from router.life.admitted_request import AdmittedRequest
+from router.request_spec import MAX_USER_LENGTH
+
+Json = dict[str, Any]
+HELLO: Json = {"role": "user", "content": "Hello"}
+CHAT: Json = {"model": MODEL, "messages": [HELLO], "max_tokens": 2}
+COMPLETION: Json = {"model": MODEL, "prompt": "Hello", "max_tokens": 2}
+RESPONSE: Json = {"model": MODEL, "input": "Hello", "max_output_tokens": 2}
+FUNCTION: Json = {"name": "f", "parameters": {"minimum": "HERE"}}
+BODIES = (ChatBody, CompletionBody, ResponsesBody, TokenizeBody, DetokenizeBody, BatchBody)
+
+
+def in_house(texts: Texts, test: Callable[[House], Awaitable[None]], **settings: Any) -> None:
+    async def run() -> None:
+        async with house(texts, **settings) as h:
+            await test(h)
+            assert await h.router.door.drained(DEADLINE_S)
+
+    asyncio.run(run())
+
+
+def many_faults() -> Iterator[object]:
+    """Values with a thousand things wrong, whatever is expected of them."""
+    unknown = {f"field {i}": 1 for i in range(1000)}
+    yield unknown
+    for item in (1.5, "a", 7, None, [1.5] * 1000, ["a"] * 1000, {}, unknown):
+        yield [item] * 1000
+    for fields in (
+        {"type": "function", "function": unknown},
+        {"role": "user", "content": [unknown] * 1000},
+        {"type": "message", "role": "user", "content": [1] * 1000},
+    ):
+        yield [fields] * 1000
+        yield fields
+
+
+def num_faults(kind: type[BaseModel], body: Json) -> int:
+    try:
+        kind.model_validate_json(json.dumps(body))
+    except ValidationError as error:
+        return error.error_count()
+    return 0
+
+
+@pytest.mark.parametrize("kind", BODIES)
+def test_a_body_full_of_faults_is_given_up_at_the_first_ones(kind: type[BaseModel]) -> None:
+    """Each that is collected takes memory; a body of 16 MB has room for millions."""
+    names = [field.alias or name for name, field in kind.model_fields.items()]
+    for value in many_faults():
+        for name in names:
+            assert num_faults(kind, {name: value}) <= 30, (name, str(value)[:80])
+    assert num_faults(kind, {f"field {i}": 1 for i in range(1000)}) == 1
+
+
+NOT_FINITE = ["NaN", "Infinity", "-Infinity", "1e999"]
+HOLDING: list[tuple[str, Json, str]] = [
+    ("/v1/responses", RESPONSE | {"tools": [{"type": "function"} | FUNCTION]}, "tools"),
+    (
+        "/v1/responses",
+        RESPONSE
+        | {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"a": "HERE"}}}},
+        "text",
+    ),
+    ("/v1/responses", RESPONSE | {"chat_template_kwargs": {"a": "HERE"}}, "chat_template_kwargs"),
+    ("/v1/chat/completions", CHAT | {"tools": [{"type": "function", "function": FUNCTION}]}, "tool"),
+    ("/v1/chat/completions", CHAT | {"chat_template_kwargs": {"a": ["HERE"]}}, "chat_template"),
+    ("/v1/completions", COMPLETION | {"guided_json": {"maximum": "HERE"}}, "guided_json"),
+    (
+        "/v1/completions",
+        COMPLETION | {"structured_outputs": {"json": {"maximum": "HERE"}}},
+        "structured_outputs",
+    ),
+    ("/v1/completions", COMPLETION | {"guided_json": '{"maximum": HERE}'}, "guided_json"),
+    ("/v1/completions", COMPLETION | {"temperature": "HERE"}, "temperature"),
+    ("/tokenize", {"messages": [HELLO], "chat_template_kwargs": {"a": "HERE"}}, "chat_template"),
+]
+
+
+@pytest.mark.parametrize("number", NOT_FINITE)
+def test_numbers_that_json_has_no_word_for_are_refused_everywhere(
+    texts: Texts, number: str
+) -> None:
+    """An answer that tells a client its own fields again could not be written otherwise."""
+
+    async def test(h: House) -> None:
+        for path, body, param in HOLDING:
+            content = json.dumps(body).replace('"HERE"', number).replace("HERE", number)
+            headers = {"content-type": "application/json"}
+            response = await h.http.post(path, content=content, headers=headers)
+            assert response.status_code == 400, (path, body, response.text)
+            assert response.json()["error"]["param"].startswith(param)
+
+    in_house(texts, test)
+
+
+DEPTHS = (MAX_DEPTH - 5, MAX_DEPTH + 5, 900, *range(930, 1000, 6), 3000, 100_000)
+
+
+def test_json_within_a_text_is_no_way_to_nest_deeper(texts: Texts) -> None:
+    """Whoever walks it calls itself at every level, from deeper down than who parsed it."""
+
+    async def status(h: House, depth: int) -> int:
+        arguments = '{"a": ' + "[" * depth + "]" * depth + "}"
+        call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        messages = [HELLO, {"role": "assistant", "tool_calls": [call]}]
+        response = await h.http.post("/v1/chat/completions", json=CHAT | {"messages": messages})
+        schema = COMPLETION | {"guided_json": arguments}
+        assert (await h.http.post("/v1/completions", json=schema)).status_code == 400
+        return response.status_code
+
+    async def test(h: House) -> None:
+        for depth in DEPTHS:
+            assert await status(h, depth) == (200 if depth < MAX_DEPTH else 400), depth
+
+    in_house(texts, test, overrides={"guard": {"enabled": True}})
+
+
+def test_json_within_a_grpc_message_is_no_way_to_nest_deeper(texts: Texts) -> None:
+    async def status(stub: Any, request: pb.CompleteRequest) -> grpc.StatusCode:
+        try:
+            async for _ in stub.Complete(request):
+                pass
+        except grpc.aio.AioRpcError as error:
+            code: grpc.StatusCode = error.code()
+            return code
+        return grpc.StatusCode.OK
+
+    async def test(h: House) -> None:
+        message = pb.ChatMessage(role="user", content="Hello")
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{h.ports.grpc}") as channel:
+            stub = inference_pb2_grpc.InferenceStub(channel)
+            for depth in DEPTHS:
+                text = '{"a": ' + "[" * depth + "]" * depth + "}"
+                right = (
+                    grpc.StatusCode.OK
+                    if depth < MAX_DEPTH
+                    else grpc.StatusCode.INVALID_ARGUMENT
+                )
+                tool = pb.Tool(name="f", parameters=text)
+                for chat, tools in (
+                    (pb.Chat(messages=[message], chat_template_kwargs=text), []),
+                    (pb.Chat(messages=[message]), [tool]),
+                ):
+                    request = pb.CompleteRequest(model=MODEL, max_tokens=2, chat=chat, tools=tools)
+                    assert await status(stub, request) is right, depth
+
+    in_house(texts, test, overrides={"guard": {"enabled": True}})
+
+
+BAD_FOR_ALL: list[Json] = [
+    {"guided_grammar": "no grammar"},
+    {"guided_regex": "a("},
+    {"stop_token_ids": [-1]},
+    {"model": "other"},
+]
+
+
+@pytest.mark.parametrize("fields", BAD_FOR_ALL, ids=str)
+@pytest.mark.parametrize("stream", [False, True])
+def test_prompts_that_fail_together_leave_no_failure_unheard(
+    texts: Texts, fields: Json, stream: bool
+) -> None:
+    """Python writes a traceback for each into the log, when it throws the task away."""
+    unheard: list[object] = []
+
+    async def test(h: House) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
+        body = COMPLETION | {"prompt": ["Hello"] * 20, "stream": stream} | fields
+        for _ in range(3):
+            response = await h.http.post("/v1/completions", json=body)
+            assert response.status_code in (400, 404), response.text
+        gc.collect()
+
+    in_house(texts, test)
+    gc.collect()
+    assert not unheard
+
+
+def test_a_user_s_name_is_short(texts: Texts) -> None:
+    """It is remembered with the last requests: five hundred of 16 MB would be 8 GB."""
+
+    async def test(h: House) -> None:
+        for path, body in (
+            ("/v1/chat/completions", CHAT),
+            ("/v1/completions", COMPLETION),
+            ("/v1/responses", RESPONSE),
+        ):
+            for name in ("user", "safety_identifier"):
+                for length, status in ((MAX_USER_LENGTH, 200), (MAX_USER_LENGTH + 1, 400)):
+                    response = await h.http.post(path, json=body | {name: "x" * length})
+                    assert response.status_code == status, response.text
+                assert response.json()["error"]["param"] == name
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{h.ports.grpc}") as channel:
+            stub = inference_pb2_grpc.InferenceStub(channel)
+            request = pb.CompleteRequest(model=MODEL, prompt="x", user="x" * (MAX_USER_LENGTH + 1))
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                async for _ in stub.Complete(request):
+                    pass
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+    in_house(texts, test)
+
+
+def test_what_a_request_brought_is_forgotten_when_it_has_left(texts: Texts) -> None:
+    """The last ones are remembered, but for their prompts and all that was kept to serve them."""
+
+    async def test(h: House) -> None:
+        for fields in ({}, {"stream": True}, {"n": 3}, {"prompt": ["a", "b"]}):
+            response = await h.http.post("/v1/completions", json=COMPLETION | fields)
+            assert response.status_code == 200
+        assert await h.router.door.drained(DEADLINE_S)
+        assert len(list(h.router.observer.ring.newest())) == 5, "they are remembered"
+        gc.collect()
+        assert not [each for each in gc.get_objects() if isinstance(each, AdmittedRequest)]
+
+    in_house(texts, test)
+
+
+@pytest.mark.parametrize("token_id", [-1, 2**32, 2**70])
+def test_ids_of_no_token_are_refused_where_a_guard_reads_them_first(
+    texts: Texts, token_id: int
+) -> None:
+    async def test(h: House) -> None:
+        response = await h.http.post("/v1/completions", json=COMPLETION | {"prompt": [token_id]})
+        assert response.status_code == 400, response.text
+        assert response.json()["error"]["param"] == "prompt"
+
+    in_house(texts, test, overrides={"guard": {"enabled": True}})
+
+
+@pytest.mark.parametrize("host", ["[", "a b", "[::1", "x:99999", "\u00bd"])
+def test_an_unknown_path_is_a_404_whatever_host_is_named(texts: Texts, host: str) -> None:
+    async def test(h: House) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", h.ports.http)
+        head = f"GET /nope HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n"
+        writer.write(head.encode("latin-1"))
+        async with asyncio.timeout(DEADLINE_S):
+            answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 404 "), answer
+        writer.close()
+        await writer.wait_closed()
+
+    in_house(texts, test)
+
+
+def test_what_can_t_be_read_of_a_query_is_named_in_the_same_shape(texts: Texts) -> None:
+    async def test(h: House) -> None:
+        for limit in ("many", "9" * 5000, "1.5"):
+            response = await h.http.get("/debug/requests", params={"limit": limit})
+            assert response.status_code == 400
+            error = response.json()["error"]
+            assert set(error) == {"message", "type", "param", "code"}
+            assert error["param"] == "limit"
+
+    in_house(texts, test)
