@@ -75,7 +75,6 @@ class RequestRecord:
     def end(self, outcome: str, life: ServedLife | None) -> None:
         """The request is over; without a life its prompt was refused."""
         self.outcome = outcome
-        self.timeline.on_first_token = None  # it holds all that the request brought
         if life is None:
             return
         self.num_prompt_tokens = len(life.request.token_ids)

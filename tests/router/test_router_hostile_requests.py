@@ -22,7 +22,6 @@ from router.http.responses_schema import ResponsesBody
 from router.http.schema import ChatBody, CompletionBody
 from router.http.tokenization import DetokenizeBody, TokenizeBody
 from router.inner_json import MAX_DEPTH
-from router.life.admitted_request import AdmittedRequest
 from router.request_spec import MAX_USER_LENGTH
 
 Json = dict[str, Any]
@@ -221,21 +220,6 @@ def test_a_user_s_name_is_short(texts: Texts) -> None:
                 async for _ in stub.Complete(request):
                     pass
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-
-    in_house(texts, test)
-
-
-def test_what_a_request_brought_is_forgotten_when_it_has_left(texts: Texts) -> None:
-    """The last ones are remembered, but for their prompts and all that was kept to serve them."""
-
-    async def test(h: House) -> None:
-        for fields in ({}, {"stream": True}, {"n": 3}, {"prompt": ["a", "b"]}):
-            response = await h.http.post("/v1/completions", json=COMPLETION | fields)
-            assert response.status_code == 200
-        assert await h.router.door.drained(DEADLINE_S)
-        assert len(list(h.router.observer.ring.newest())) == 5, "they are remembered"
-        gc.collect()
-        assert not [each for each in gc.get_objects() if isinstance(each, AdmittedRequest)]
 
     in_house(texts, test)
 
