@@ -34,7 +34,7 @@ class Client:
         run([str(environment / "bin" / "pip"), "install", *self.requirements])
 
 
-LITELLM = Client("litellm", ("litellm",))
+LITELLM = Client("litellm", ("litellm==1.110.2",))
 LANGCHAIN = Client("langchain", ("langchain-openai==1.7.4",))
 # Both bring transformers, and the second torch, which would else come with libraries for GPUs.
 AIPERF = Client("aiperf", ("aiperf==0.13.0",))

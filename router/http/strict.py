@@ -17,8 +17,16 @@ MAX_FIELDS = 256
 
 T = TypeVar("T")
 
-Listed: TypeAlias = Annotated[list[T], FailFast()]
-Named: TypeAlias = Annotated[dict[str, T], FailFast()]
+
+class AtFirst(FailFast):
+    """pydantic's own, with a hash, which parts of a union must have."""
+
+    def __hash__(self) -> int:
+        return hash(self.fail_fast)
+
+
+Listed: TypeAlias = Annotated[list[T], AtFirst()]
+Named: TypeAlias = Annotated[dict[str, T], AtFirst()]
 JsonObject: TypeAlias = Annotated[dict[str, Any], AfterValidator(checked_json)]
 """Any object: a schema, or variables of a template."""
 
