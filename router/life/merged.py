@@ -37,7 +37,7 @@ async def merged(generations: Sequence[Generation]) -> AsyncGenerator[Numbered, 
     finally:
         for pump in pumps:
             pump.cancel()
-        # All prompts of a bad request fail; of those after the first nobody else would hear.
+        # One that fails by itself as it is cancelled would be heard of by nobody else
         await asyncio.gather(*pumps, return_exceptions=True)
 
 
