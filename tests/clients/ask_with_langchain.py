@@ -10,7 +10,7 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 
 
-@tool
+@tool  # type: ignore[untyped-decorator]
 def weather(city: Literal["Paris", "Rome"]) -> str:
     """The weather of a city."""
     return f"Sunny in {city}."
