@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tandem_kernels.cpu.library import cpu_library
 
+
 def lazy_zeros(size_bytes: int, *, in_huge_pages: bool = True) -> Tensor:
     """Zeroed memory, uint8 [size_bytes], page aligned. What is never touched takes no memory.
 
