@@ -11,7 +11,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 
 from cluster.shell import Ending, Endpoints, MakeWorker, Progress, Router, Worker
-from core.config import Config
+from core.config import Config, run_dir
 from core.errors import CapacityError, WorkerLostError
 from core.request import Phase
 from engine.rendezvous import Rendezvous
@@ -78,6 +78,18 @@ class RefusingWorker(StandInWorker):
 
     async def start(self, progress: Progress) -> Member:
         raise CapacityError("needs 80 GiB, has 8 GiB")
+
+
+MAY_REFUSE = "may-refuse"
+
+
+class AwaitedRefusal(RefusingWorker):
+    """A worker whose model does not fit, which is seen once there is a file in the run directory."""
+
+    async def start(self, progress: Progress) -> Member:
+        while not (run_dir(self._config.cluster) / MAY_REFUSE).exists():
+            await asyncio.sleep(0.02)
+        return await super().start(progress)
 
 
 class StuckWorker(StandInWorker):
@@ -171,6 +183,7 @@ def _maker(kind: type[StandInWorker]) -> MakeWorker:
 
 make_worker = _maker(StandInWorker)
 make_refusing_worker = _maker(RefusingWorker)
+make_awaited_refusal = _maker(AwaitedRefusal)
 make_stuck_worker = _maker(StuckWorker)
 make_slow_worker = _maker(SlowWorker)
 make_loading_worker = _maker(LoadingWorker)
