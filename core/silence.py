@@ -36,10 +36,10 @@ class Silence:
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
-    ) -> bool | None:
+    ) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        return await self._timeout.__aexit__(kind, error, traceback)
+        await self._timeout.__aexit__(kind, error, traceback)
 
     def heard(self, limit_s: float | None = None) -> None:
         """The peer lives. `limit_s`: how long it may be silent from here on."""

@@ -84,7 +84,7 @@ MAY_REFUSE = "may-refuse"
 
 
 class AwaitedRefusal(RefusingWorker):
-    """A worker whose model does not fit, which is seen once there is a file in the run directory."""
+    """A worker whose model does not fit, which is seen once a file lies in the run directory."""
 
     async def start(self, progress: Progress) -> Member:
         while not (run_dir(self._config.cluster) / MAY_REFUSE).exists():

@@ -59,9 +59,7 @@ def test_a_prefill_worker_that_is_told_to_end_finishes_the_pull_under_way(
 
     async def test() -> None:
         async with house.asking(PROMPT, max_tokens=9) as asking:
-            await house.until(
-                lambda: asking.done() or house.blocks("decode-0", "importing") > 0
-            )
+            await house.until(lambda: asking.done() or house.blocks("decode-0", "importing") > 0)
             assert not asking.done(), "it was over before the signal"
             p.process.send_signal(signal.SIGTERM)
             answer = await asking

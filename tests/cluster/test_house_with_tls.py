@@ -176,7 +176,9 @@ def test_commands_reach_workers_by_hand_with_certificates_only(
         )
 
     secure = [*state, *settings_of(tls)]
-    worker = tandem("decode-worker", "--id", "decode-a", *flags([*SETTINGS, PATIENT, model, *secure]))
+    worker = tandem(
+        "decode-worker", "--id", "decode-a", *flags([*SETTINGS, PATIENT, model, *secure])
+    )
     with child(worker) as started:
         address = started.wait_for("decode-a ready").split()[-1]
         probe = command("probe", address, *LONG, settings=secure)
