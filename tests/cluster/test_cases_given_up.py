@@ -16,6 +16,7 @@ from fakes_raw_session import attempt, raw_session
 from fakes_real_house import describe
 
 from core.handoff import Handoff, Started
+from core.load import LoadReport
 from core.request import Attempt, AttemptDone, AttemptFailed, Phase, TokenEvent
 from engine.role import Cancel, Submit
 from router.fleet.leg_event import Sink
@@ -164,6 +165,9 @@ def test_a_preempted_request_can_be_given_up(model: Path) -> None:
     first, second = some_tokens(2 * BLOCK, seed=7), some_tokens(2 * BLOCK, seed=8)
     fields = {"max_tokens": 450, "ignore_eos": True}
 
+    def both_run(load: LoadReport) -> bool:
+        return load.num_running == 2 and not load.kv_blocks["importing"]
+
     async def test(house: CaseHouse) -> None:
         steps, posted = house.d.steps, house.d.posted
         steps.hold(after=3)
@@ -171,6 +175,8 @@ def test_a_preempted_request_can_be_given_up(model: Path) -> None:
             await steps.until_held()
             async with house.asking(second, **fields):
                 await posted.until(Submit, 2)
+                await step_until(house.d, both_run)
+                steps.hold(after=200)  # they have room for more
                 await step_until(house.d, lambda x: x.num_preemptions > 0 and x.num_waiting == 1)
             await posted.until(Cancel)
             steps.release()

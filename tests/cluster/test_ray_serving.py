@@ -45,13 +45,13 @@ except TandemError as error:
 """
 
 
-PATIENT = "worker.heartbeat_s=5"
-"""A process that gets no core for a while stays a member, and is not replaced."""
+PATIENT = ("worker.heartbeat_s=5", "state.timeout_s=20")
+"""A process that gets no core for a while stays a member, is not replaced, and waits for others."""
 
 
 @contextlib.contextmanager
 def serving(root: Path, maker: str, *overrides: str) -> Iterator[Child]:
-    settings = [f"cluster.run_dir={root}", PATIENT, *overrides]
+    settings = [f"cluster.run_dir={root}", *PATIENT, *overrides]
     with child([*python(SERVE), maker, *settings]) as started:
         try:
             yield started
