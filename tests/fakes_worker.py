@@ -17,6 +17,7 @@ import grpc.aio
 from fakes_language import FakeLanguage
 from fakes_pull import DEADLINE_S, FakeKv
 
+from bench.tandem_server import free_port
 from core.compat import PROTOCOL_VERSION
 from core.handoff import Handoff, Moved, Started
 from core.load import LoadReport
@@ -105,7 +106,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.epoch = secrets.token_hex(8)
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server)
-        self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
+        self.port = self.port or free_port()  # nobody takes it before a restart
+        self._server.add_insecure_port(f"127.0.0.1:{self.port}")
         await self._server.start()
         return self.member
 

@@ -6,6 +6,7 @@ the pool is a dict or a deque, whose single operations don't grow.
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -26,11 +27,13 @@ def num_calls(work: Callable[[], object]) -> int:
         count += event in ("call", "c_call")
 
     before = sys.getprofile()
+    gc.disable()  # what others left may be finalised meanwhile, in calls of its own
     sys.setprofile(on_event)
     try:
         work()
     finally:
         sys.setprofile(before)
+        gc.enable()
     return count
 
 
