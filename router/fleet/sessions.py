@@ -83,6 +83,8 @@ class WorkerSession:
         self._on_leg_end = on_leg_end
         self._info: worker_pb2.WorkerInfo | None = None
         self._load = LoadReport(ready=False)
+        self.num_blocks = 0
+        """Of the worker's pool; 0: it has not said."""
         self._assignments = Assignments()
         self._sinks: dict[str, Sink] = {}
         self._outgoing: asyncio.Queue[worker_pb2.SessionRequest | None] = asyncio.Queue()
@@ -243,6 +245,7 @@ class WorkerSession:
         if info.protocol_version != PROTOCOL_VERSION:
             raise _RefusedError(f"speaks protocol {info.protocol_version}, not {PROTOCOL_VERSION}")
         self._info = info
+        self.num_blocks = info.num_blocks
         while self._unsaid:
             self._outgoing.put_nowait(self._unsaid.popleft())
         self._load = codec.load_from_wire(info.load)

@@ -13,6 +13,8 @@ from fastapi import FastAPI
 
 from core.errors import ConfigError
 from protos.certificate_files import CertificateFiles, FrontTls
+from router.http.direct_send import DirectSend
+from router.http.protocol import StreamingProtocol
 
 
 class _Server(uvicorn.Server):
@@ -54,9 +56,9 @@ class HttpServer:
         """Binds and serves; the port that was bound. Raises ConfigError if it is taken."""
         listener = listen(self._host, self._port)
         config = uvicorn.Config(
-            self._app,
-            # Whatever is installed: httptools refuses headers that h11 takes (a DEL in a value).
-            http="h11",
+            DirectSend(self._app),
+            # Whatever is installed: httptools refuses headers that h11 takes (a DEL in a value)
+            http=StreamingProtocol,
             lifespan="off",
             ws="none",
             log_config=None,

@@ -18,6 +18,9 @@ from dataclasses import dataclass, field
 from core.request import AttemptDone, Phase
 from router.life.attempt_timeline import AttemptTimeline
 
+NOTED_TOKENS = 2
+"""Of each choice, of which moments are kept: the first ones."""
+
 
 @dataclass(frozen=True, slots=True)
 class RequestTimings:
@@ -53,8 +56,9 @@ class RequestTimeline:
         """Notes a token that is about to leave for the client."""
         if position == 0 and self.first_token is None:
             self.first_token = now
-            if self.on_first_token is not None:
-                self.on_first_token()
+            told, self.on_first_token = self.on_first_token, None
+            if told is not None:
+                told()
         elif position == 1 and self.second_token is None:
             self.second_token = now
 

@@ -75,6 +75,7 @@ class RequestRecord:
     def end(self, outcome: str, life: ServedLife | None) -> None:
         """The request is over; without a life its prompt was refused."""
         self.outcome = outcome
+        self.timeline.on_first_token = None  # it would keep the whole request as long as the record
         if life is None:
             return
         self.num_prompt_tokens = len(life.request.token_ids)
