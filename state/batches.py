@@ -14,7 +14,7 @@ import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 Status = Literal[
     "validating",
@@ -27,6 +27,7 @@ Status = Literal[
     "cancelled",
 ]
 FINAL = frozenset({"failed", "completed", "expired", "cancelled"})
+OPEN = frozenset(get_args(Status)) - FINAL
 MAX_COUNTED = 1000
 """Open batches that `totals` looks at, the oldest ones."""
 
