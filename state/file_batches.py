@@ -142,7 +142,7 @@ class FileBatches:
         query = "SELECT record, cancel_at FROM batches WHERE open = 1 ORDER BY id LIMIT ?"
         records = [_batch(row) for row in await self._file.rows(query, MAX_COUNTED)]
         num_files, num_file_bytes = files[0] if files else (0, 0)
-        return Totals(num_files, num_file_bytes, Counter(record.status for record in records))
+        return Totals(num_files, num_file_bytes, Counter[str](record.status for record in records))
 
     async def close(self) -> None:
         await self._file.close()

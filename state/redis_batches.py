@@ -177,7 +177,7 @@ class RedisBatches:
         num_bytes = sum(map(int, await self._link.within(_list(sizes))))
         found = self._redis.zrange(f"{self._prefix}:open-batches", 0, MAX_COUNTED - 1)
         records = await self._merged(await self._link.within(_list(found)))
-        return Totals(num_files, num_bytes, Counter(record.status for record in records))
+        return Totals(num_files, num_bytes, Counter[str](record.status for record in records))
 
     async def close(self) -> None:
         await self._link.close()
