@@ -12,7 +12,7 @@ def online_table(report: BesideReport) -> Table:
     """One row for each kind of slice."""
     plan = report.plan
     caption = (
-        f"{report.rate_rps:.2f} online requests/s of {plan.inputs.low}:{plan.inputs.high} tokens in, "
+        f"{report.rate_rps:.2f} online requests/s, {plan.inputs.low}:{plan.inputs.high} tokens in, "
         f"{plan.outputs.low}:{plan.outputs.high} out. ms: p50 / p95 / p99."
     )
     table = Table(title=f"Online requests, {report.model}", caption=caption)
@@ -40,7 +40,8 @@ def batch_table(report: BesideReport) -> Table:
     table.add_row("p95 within one chunk", "yes" if report.is_within_a_chunk else "NO")
     table.add_row("TTFT of a request less its twin's", milliseconds(report.difference_s))
     table.add_row("lines answered in slices", str(report.num_lines_in_slices))
-    table.add_row(f"a batch of {counts.num_lines} lines", f"{report.status}, {report.batch_s:.1f} s")
+    ended = f"{report.status}, {report.batch_s:.1f} s"
+    table.add_row(f"a batch of {counts.num_lines} lines", ended)
     table.add_row(
         "its lines answered / failed / missing / repeated",
         f"{counts.num_answered} / {counts.num_failed} / {counts.num_missing} / "

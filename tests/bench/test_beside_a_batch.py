@@ -170,8 +170,10 @@ def test_lines_are_complete_if_each_was_answered_once(
 
 def test_an_input_file_is_the_seeds_and_its_lines_are_as_long_as_asked() -> None:
     data = input_file(SHAPE, "m", TokenRange(), "seed")
-    assert data == input_file(SHAPE, "m", TokenRange(), "seed") != input_file(
-        SHAPE, "m", TokenRange(), "other"
+    assert (
+        data
+        == input_file(SHAPE, "m", TokenRange(), "seed")
+        != input_file(SHAPE, "m", TokenRange(), "other")
     )
     lines = [json.loads(line) for line in data.splitlines()]
     assert [line["custom_id"] for line in lines] == custom_ids(SHAPE)

@@ -33,7 +33,6 @@ PLAN = BesidePlan(
 )
 
 
-
 @asynccontextmanager
 async def client_of(base_url: str) -> AsyncIterator[OpenAIClient]:
     timer = MonotonicClock()

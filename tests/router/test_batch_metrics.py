@@ -32,7 +32,7 @@ async def shown(h: House, name: str) -> dict[str, float]:
 
 
 async def until_shown(h: House, name: str, expected: dict[str, float]) -> None:
-    """Batches and files are counted from time to time, and their ends when they are written down."""
+    """Batches and files are counted from time to time, ends once they are written down."""
     async with asyncio.timeout(DEADLINE_S):
         while await shown(h, name) != expected:
             await asyncio.sleep(LOOK_EVERY_S)
