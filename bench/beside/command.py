@@ -43,6 +43,9 @@ def batch(
         float,
         typer.Option(min=0.01, max=0.95, help="Share of one prefill worker that they take."),
     ] = 0.4,
+    request_rate: Annotated[
+        float | None, typer.Option(min=0.001, help="Requests per second, instead of a share.")
+    ] = None,
     slice_len: Annotated[str, typer.Option("--slice", help="Length of one slice.")] = "30s",
     pairs: Annotated[int, typer.Option(min=1, help="Slices with a batch, and without.")] = 6,
     seed: SeedOption = "0",
@@ -62,6 +65,7 @@ def batch(
         inputs=parse_lengths(input_len),
         outputs=parse_lengths(output_len),
         load=load,
+        rate_rps=request_rate,
         slice_s=parse_duration_s(slice_len),
         num_pairs=pairs,
         chunk_tokens=config.scheduler.prefill_chunk_tokens,

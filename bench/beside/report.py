@@ -22,6 +22,8 @@ class BesidePlan:
     outputs: LengthRange = LengthRange(32, 32)
     load: float = 0.4
     """Share of one prefill worker's time that online prompts take."""
+    rate_rps: float | None = None
+    """Online requests per second, whatever share of a worker that is."""
     slice_s: float = 30.0
     num_pairs: int = 6
     """Slices with a batch, and as many without."""
@@ -54,7 +56,7 @@ class BesideReport:
     model: str
     settings: Mapping[str, str]
     rate_rps: float
-    """Online requests per second, by the plan's share and the chunk's time."""
+    """Online requests per second."""
     chunk_s: Distribution
     """One chunk of the prefill worker, alone; its median is what TTFT may grow by."""
     without: OnlineReport

@@ -181,7 +181,9 @@ class BesideBench:
 
 
 def rate_for(plan: BesidePlan, chunk_s: float) -> float:
-    """Requests per second whose prompts take the plan's share of a prefill worker."""
+    """The plan's, or requests per second whose prompts take its share of a prefill worker."""
+    if plan.rate_rps is not None:
+        return plan.rate_rps
     return plan.load * plan.chunk_tokens / (chunk_s * mean_length(plan.inputs))
 
 

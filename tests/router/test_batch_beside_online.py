@@ -28,6 +28,7 @@ PLAN = BesidePlan(
     inputs=LengthRange(4, 16),
     outputs=LengthRange(3, 3),
     num_pairs=0,
+    rate_rps=20.0,
     chunk_tokens=16,
     num_probes=2,
 )

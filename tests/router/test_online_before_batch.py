@@ -82,7 +82,7 @@ def test_a_line_of_a_batch_waits_behind_online_requests_that_came_later(texts: T
         while not waiting.num_waiting[PriorityClass.STANDARD]:
             await h.http.get("/live")
         h.p.gate.set()
-        assert await asyncio.gather(first, second, late) == [200] * 3
+        assert list(await asyncio.gather(first, second, late)) == [200] * 3
         assert (await ended(h.openai, batch.id)).status == "completed"
         order = [attempt.in_background for attempt in h.p.attempts]
         assert order == [False, False, False, True]
