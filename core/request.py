@@ -14,6 +14,10 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+BACKGROUND_PRIORITY = 500
+"""Attempts from here on, such as those of batches, run in what all others leave. The router keeps a
+client's own priority on its side of it."""
+
 
 class FinishReason(enum.StrEnum):
     """Why a choice ended; the values are OpenAI's."""
@@ -121,6 +125,11 @@ class Attempt:
     @property
     def num_emitted(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def in_background(self) -> bool:
+        """Whether others wait for no more of it than its step that is under way."""
+        return self.priority >= BACKGROUND_PRIORITY
 
 
 @dataclass(frozen=True, slots=True)
