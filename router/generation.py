@@ -24,7 +24,7 @@ from router.life.beams import BeamRules
 from router.life.best import best_choices, only_ends
 from router.life.choice import Choice, Delta
 from router.life.request_life import RequestLife
-from router.life.served_life import ServedLife
+from router.life.served_life import ServedLife, num_pinned_tokens
 from router.life.timeline import RequestTimeline, RequestTimings
 from router.limits import (
     check_something_is_left,
@@ -36,6 +36,7 @@ from router.message.reader import MessageReader
 from router.message.thoughts import Thinking, ThoughtSplitter, thinking_after
 from router.observe.origin import current_origin
 from router.observe.token_meter import TokenMeter
+from router.pinning import pin_wish
 from router.request_spec import ChatPrompt, RequestSpec
 from router.structure.answer_grammar import Wish, needs_grammar
 from router.tenants.call import current_call
@@ -53,6 +54,8 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    pinned_tokens: int | None = None
+    """Of the prompt, kept cached as the client asked; None: it did not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +109,7 @@ class Generation:
             prompt_tokens=len(self.prompt_token_ids),
             completion_tokens=self._life.num_output_tokens if self.spec.max_tokens != 0 else 0,
             cached_tokens=self._life.num_cached_tokens or 0,
+            pinned_tokens=num_pinned_tokens(self._life),
         )
 
     @property
@@ -182,7 +186,13 @@ class Generation:
         finally:
             self._door.running.remove(self, *self._names)
             usage = self.usage
-            served = Served(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+            pinned = None if self._life is None else self._life.pinned
+            served = Served(
+                usage.prompt_tokens,
+                usage.cached_tokens,
+                usage.completion_tokens,
+                0.0 if pinned is None else pinned.token_seconds,
+            )
             self._door.observer.left(self._record, outcome, self._life)
             self._door.leave(outcome, self._life, visit, served)
 
@@ -263,6 +273,7 @@ class Generation:
                     prompt = self._guarded.prompt
                 token_ids = await self._door.texts.encode(prompt, spec.add_special_tokens)
                 check_token_ids(spec, token_ids, self._door.settings.vocab_size)
+                prefixes = await self._door.texts.pinned_prefixes(spec, prompt, token_ids)
                 bad_words = await self._door.texts.bad_words(spec.bad_words)
                 grammar = await self._grammar(token_ids)
         except TimeoutError:
@@ -274,6 +285,13 @@ class Generation:
             log.info("request %s asks: %s", self.request_id, prompt)
         self.seed = new_seed() if spec.seed is None else spec.seed % 2**64
         sampling = self._sampling(bad_words)
+        pins = pin_wish(
+            spec,
+            prefixes,
+            num_cut=len(token_ids) - len(self.prompt_token_ids),
+            owner=call.tenant,
+            max_owned_tokens=visit.max_pinned_tokens,
+        )
         await visit.charge(len(self.prompt_token_ids), lease_s=timeout_s)
         return AdmittedRequest(
             request_id=self.request_id,
@@ -286,6 +304,7 @@ class Generation:
             priority=visit.worker_priority(spec.priority),
             cache_salt=call.cache_salt(spec.cache_salt),
             tenant=tenant,
+            pins=pins,
             grammar=grammar,
             trace=self._record.trace,
         )

@@ -57,8 +57,17 @@ class FileTenants:
             # A power failure may take the last moments of usage with it, never the file.
             self._connection.execute("PRAGMA synchronous = NORMAL")
             self._connection.executescript(_SCHEMA)
+            self._add_columns()
         except (OSError, sqlite3.Error) as error:
             raise ConfigError(f"tenants.file = {path}: {error}") from None
+
+    def _add_columns(self) -> None:
+        """A file of an older release lacks the counters that came since, which are the last."""
+        known = {row[1] for row in self._connection.execute("PRAGMA table_info(usage)")}
+        for name in COUNTERS:
+            if name not in known:
+                add = f"ALTER TABLE usage ADD COLUMN {name} INTEGER NOT NULL DEFAULT 0"
+                self._connection.execute(add)
 
     async def put_key(self, record: KeyRecord) -> None:
         def put(connection: sqlite3.Connection) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import sqlite3
 import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -28,7 +29,7 @@ from state.tenants import (
 
 DEADLINE_S = 20.0
 DAY = "2026-11-30"
-ROW = UsageRow(DAY, "k", "m", False, 1, 10, 4, 5, 12, 900)
+ROW = UsageRow(DAY, "k", "m", False, 1, 10, 4, 5, 12, 900, 7)
 
 OpenStore: TypeAlias = Callable[[], TenantStore]
 
@@ -76,7 +77,7 @@ def test_a_record_survives_its_json_and_what_newer_releases_add() -> None:
         "bob",
         now=1.0,
         priority_class=PriorityClass.BATCH,
-        limits=KeyLimits(1, 2, 3, 4),
+        limits=KeyLimits(1, 2, 3, 4, 5),
         models=["m"],
         endpoints=["/v1"],
     )
@@ -148,6 +149,24 @@ def test_a_batch_that_is_sent_again_is_taken_once(open_store: OpenStore) -> None
         assert await store.usage(DAY) == (ROW.plus(ROW).plus(ROW),)
 
     run(open_store, check)
+
+
+def test_a_file_of_a_release_without_some_counters_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "tenants.db"
+    asyncio.run(FileTenants(path, DEADLINE_S).close())
+    with sqlite3.connect(path) as connection:
+        connection.execute("ALTER TABLE usage DROP COLUMN pinned_token_seconds")
+        connection.execute("INSERT INTO usage VALUES ('d', 'k', 'm', 0, 1, 2, 3, 4, 5, 6)")
+    connection.close()
+
+    async def check() -> None:
+        store = FileTenants(path, DEADLINE_S)
+        row = UsageRow("d", "k", "m", False, 1, 2, 3, 4, 5, 6, 7)
+        await store.settle("r", 1, [Settlement("k", "d", KeyLimits(), usage=(row,))])
+        assert await store.usage("d") == (UsageRow("d", "k", "m", False, 2, 4, 6, 8, 10, 12, 7),)
+        await store.close()
+
+    asyncio.run(check())
 
 
 # ---- limits
