@@ -19,7 +19,7 @@ from core.request import TokenLogprobs
 from router.door import Door
 from router.identifiers import new_request_id
 from router.life.choice import Delta
-from router.life.served_life import ServedLife
+from router.life.served_life import ServedLife, num_pinned_tokens
 from router.life.timeline import RequestTimeline, RequestTimings
 from router.lives import new_life, told
 from router.message.reader import MessageReader
@@ -39,6 +39,8 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    pinned_tokens: int | None = None
+    """Of the prompt, kept cached as the client asked; None: it did not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,7 @@ class Generation:
             prompt_tokens=len(self.prompt_token_ids),
             completion_tokens=self._life.num_output_tokens if self.spec.max_tokens != 0 else 0,
             cached_tokens=self._life.num_cached_tokens or 0,
+            pinned_tokens=num_pinned_tokens(self._life),
         )
 
     @property
@@ -165,7 +168,13 @@ class Generation:
         finally:
             self._door.running.remove(self, *self._names)
             usage = self.usage
-            served = Served(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+            pinned = None if self._life is None else self._life.pinned
+            served = Served(
+                usage.prompt_tokens,
+                usage.cached_tokens,
+                usage.completion_tokens,
+                0.0 if pinned is None else pinned.token_seconds,
+            )
             self._door.observer.left(self._record, outcome, self._life)
             self._door.leave(outcome, self._life, visit, served)
 

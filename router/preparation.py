@@ -21,6 +21,7 @@ from router.limits import (
 )
 from router.message_readers import thinking_of
 from router.observe.request_record import RequestRecord
+from router.pinning import PinnedPrefix, pin_wish
 from router.request_spec import ChatPrompt, RequestSpec
 from router.structure.answer_grammar import Wish, needs_grammar
 from router.visit import Visit
@@ -59,6 +60,13 @@ async def prepare(door: Door, spec: RequestSpec, record: RequestRecord, visit: V
     if settings.log_prompts:
         log.info("request %s asks: %s", record.request_id, read.prompt)
     sampling = _sampling(door, spec, len(token_ids), read.bad_words)
+    pins = pin_wish(
+        spec,
+        read.prefixes,
+        num_cut=len(read.token_ids) - len(token_ids),
+        owner=visit.call.tenant,
+        max_owned_tokens=visit.max_pinned_tokens,
+    )
     await visit.charge(len(token_ids), lease_s=timeout_s)
     request = AdmittedRequest(
         request_id=record.request_id,
@@ -71,6 +79,7 @@ async def prepare(door: Door, spec: RequestSpec, record: RequestRecord, visit: V
         priority=visit.worker_priority(spec.priority),
         cache_salt=visit.call.cache_salt(spec.cache_salt),
         tenant=record.tenant,
+        pins=pins,
         grammar=read.grammar,
         trace=record.trace,
     )
@@ -84,6 +93,8 @@ class _Read:
     guarded: GuardedRequest | None
     prompt: ChatPrompt | str | tuple[int, ...]
     token_ids: tuple[int, ...]
+    prefixes: list[PinnedPrefix]
+    """Of the tokens, that the client wishes to be kept."""
     bad_words: tuple[tuple[int, ...], ...]
     grammar: str
     """What the answer must follow; "" for nothing."""
@@ -96,11 +107,12 @@ async def _read(door: Door, spec: RequestSpec, record: RequestRecord) -> _Read:
         prompt = guarded.prompt
     token_ids = await texts.encode(prompt, spec.add_special_tokens)
     check_token_ids(spec, token_ids, door.settings.vocab_size)
+    prefixes = await texts.pinned_prefixes(spec, prompt, token_ids)
     bad_words = await texts.bad_words(spec.bad_words)
     wish, grammar = Wish(spec.output_format, spec.tooling), ""
     if needs_grammar(wish):
         grammar = await texts.grammar(wish, thinking_of(spec, texts, token_ids))
-    return _Read(guarded, prompt, token_ids, bad_words, grammar)
+    return _Read(guarded, prompt, token_ids, prefixes, bad_words, grammar)
 
 
 def _sampling(

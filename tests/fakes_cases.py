@@ -23,6 +23,7 @@ from fakes_real_house import Front, RealHouse
 
 from cluster.store_factory import connect_store
 from core.config import Config, StateConfig, load_config
+from core.load import LoadReport
 from core.request import Phase
 from state.memory import MemoryStore
 from state.store import Store
@@ -142,6 +143,11 @@ class CaseHouse(RealHouse):
             if member.worker_id == worker_id:
                 return sum(load.kv_blocks.get(state, 0) for state in states)
         return -1
+
+    def reported(self, worker_id: str) -> LoadReport:
+        """The worker's last report."""
+        loads = self.router.server.fleet.loads()
+        return next(load for member, load in loads if member.worker_id == worker_id)
 
     def held(self, worker_id: str) -> int:
         return self.blocks(worker_id, "importing", "leased", "running")

@@ -74,6 +74,9 @@ class CacheConfig(Section):
     of a machine."""
     enable_prefix_caching: bool = True
     """Keep full blocks of finished sequences for requests that start alike."""
+    max_pinned_share: Annotated[float, Field(ge=0, le=1)] = 0.25
+    """Share of a pool's blocks that clients may pin (`cache_control`): kept for minutes or an hour,
+    and evicted last. What is asked beyond that is served, but not pinned. 0: nothing is."""
 
 
 class SchedulerConfig(Section):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 
-from router.generation import Generation
+from router.generation import Generation, Usage
 
 DONE = b"data: [DONE]\n\n"
 TEXT = "\x00text\x00"
@@ -94,8 +94,15 @@ def usage_of(generations: Sequence[Generation]) -> dict[str, object]:
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(u.cached_tokens for u in usages)},
+        "prompt_tokens_details": input_details(usages),
     }
+
+
+def input_details(usages: Sequence[Usage]) -> dict[str, object]:
+    """`pinned_tokens` are told where the client asked for some."""
+    details: dict[str, object] = {"cached_tokens": sum(u.cached_tokens for u in usages)}
+    pinned = [u.pinned_tokens for u in usages if u.pinned_tokens is not None]
+    return details | {"pinned_tokens": sum(pinned)} if pinned else details
 
 
 def extension_of(generations: Sequence[Generation]) -> dict[str, object]:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from core.errors import BadRequestError
+from router.http.cache_control import CacheControl
 from router.http.responses_input import Conversation, Input
 from router.http.schema import ChatBody
 from router.http.strict import Strict
@@ -51,6 +52,7 @@ HANDED_ON = (
     "prompt_cache_key",
     "priority",
     "cache_salt",
+    "cache_control",
     "include_timings",
 )
 """Fields of equal names and meanings."""
@@ -187,6 +189,7 @@ class ResponsesBody(Strict):
     chat_template_kwargs: dict[str, Any] | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    cache_control: CacheControl | None = None
     include_timings: bool | None = None
 
     @property

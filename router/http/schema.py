@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from core.errors import BadRequestError
+from router.http.cache_control import CacheControl
 from router.http.conversation import ChatMessage, TemplateFields
 from router.http.strict import Strict
 from router.http.structure_fields import StructureFields
@@ -100,6 +101,7 @@ class _Body(StructureFields):
     prompt_cache_key: str | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    cache_control: CacheControl | None = None
     include_timings: bool | None = None
 
     @model_validator(mode="before")
@@ -161,6 +163,7 @@ class _Body(StructureFields):
             "echo": self.echo,
             "priority": self.priority,
             "cache_salt": self.cache_salt,
+            "cache_ttl_s": None if self.cache_control is None else self.cache_control.ttl_s,
             "tenant": self.safety_identifier if self.user is None else self.user,
             "output_format": self.output_format(),
         }

@@ -17,7 +17,7 @@ those that have not yet share one. What a client has seen is never computed agai
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from core.clock import Clock
 from core.errors import DeadlineError, TandemError, TransferError
@@ -26,6 +26,7 @@ from core.request import (
     AttemptDone,
     AttemptFailed,
     Phase,
+    Pinned,
     PromptLogprobs,
     TokenEvent,
     TokenLogprobs,
@@ -78,6 +79,8 @@ class RequestLife:
         """Hits of the first attempt that started; later ones would find what that one left."""
         self.prompt_logprobs: dict[int, TokenLogprobs] = {}
         """By index in the prompt; complete with the first token, if they were asked for."""
+        self.pinned: Pinned | None = None
+        """By the last worker that computed the prompt; its seconds are those of all together."""
         self.prefill_worker = ""
         self.decode_worker = ""
         self._placement = Placement(request, fleet, clock, block_size=settings.block_size)
@@ -173,7 +176,7 @@ class RequestLife:
         pair = self._placement.pair(choices)
         if isinstance(pair, NoPair):
             return pair
-        run = self._add(AttemptRun(self._placement.attempt(choices), pair, choices))
+        run = self._add(AttemptRun(self._placement.attempt(choices, pair), pair, choices))
         self.timeline.prefill_sent(self._clock.now())
         run.begin(self._inbox.put, block_size=self._settings.block_size)
         return None
@@ -255,6 +258,9 @@ class RequestLife:
             case PromptLogprobs() as scored:
                 for index, logprobs in enumerate(scored.logprobs, scored.start):
                     self.prompt_logprobs.setdefault(index, logprobs)
+            case Pinned() as pinned:
+                before_s = self.pinned.token_seconds if self.pinned else 0.0
+                self.pinned = replace(pinned, token_seconds=before_s + pinned.token_seconds)
             case Moved() as moved:
                 self._moved(run, moved)
             case WorkerDraining():

@@ -59,6 +59,7 @@ def summary(record: RequestRecord) -> dict[str, object]:
         "received_at": record.epoch_ns(record.timeline.received) / 1e9,
         "prompt_tokens": record.num_prompt_tokens,
         "cached_tokens": record.num_cached_tokens,
+        "pinned_tokens": record.num_pinned_tokens,
         "output_tokens": record.num_output_tokens,
         "finish_reasons": list(record.finish_reasons),
         "num_attempts": len(record.timeline.attempts),

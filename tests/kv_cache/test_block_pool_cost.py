@@ -96,3 +96,13 @@ def test_evicting_a_block_costs_the_same_however_many_are_cached() -> None:
         pool.allocate(holder("rest"), size - size // 2 - size // 4)
         costs.append(num_calls(partial(pool.allocate, holder("a"), 4)))
     assert costs == [costs[0]] * len(SIZES)
+
+
+def test_what_a_pin_costs_depends_on_its_blocks_alone() -> None:
+    costs = []
+    for size in SIZES:
+        pool = half_full(size)
+        some = [block.to_bytes(16, "little") for block in range(size // 2, size // 2 + 8)]
+        pin = partial(pool.pin, some, owner="", ttl_s=1.0, now=0.0)
+        costs.append((num_calls(pin), num_calls(partial(pool.expire_pins, 1.0))))
+    assert costs == [costs[0]] * len(SIZES)

@@ -29,7 +29,7 @@ from state.tenants import (
 
 DEADLINE_S = 20.0
 DAY = "2026-11-30"
-ROW = UsageRow(DAY, "k", "m", False, 1, 10, 4, 5, 12, 900)
+ROW = UsageRow(DAY, "k", "m", False, 1, 10, 4, 5, 12, 900, 7)
 
 OpenStore: TypeAlias = Callable[[], TenantStore]
 
@@ -77,7 +77,7 @@ def test_a_record_survives_its_json_and_what_newer_releases_add() -> None:
         "bob",
         now=1.0,
         priority_class=PriorityClass.BATCH,
-        limits=KeyLimits(1, 2, 3, 4),
+        limits=KeyLimits(1, 2, 3, 4, 5),
         models=["m"],
         endpoints=["/v1"],
     )
