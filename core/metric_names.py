@@ -51,5 +51,8 @@ CANCEL_TO_FREE_SECONDS = "tandem_cancel_to_free_seconds"
 GUARD_FINDINGS_TOTAL = "tandem_guard_findings_total"
 GUARD_PROMPT_SECONDS = "tandem_guard_prompt_seconds"
 GUARD_SERVICE_TOTAL = "tandem_guard_service_total"
+GUARD_TOKEN_CHECKS_TOTAL = "tandem_guard_token_checks_total"
+GUARD_TOKEN_CHECK_SECONDS = "tandem_guard_token_check_seconds"
+GUARD_RESAMPLES_TOTAL = "tandem_guard_resamples_total"
 
 VLLM_PREFIX = "vllm:"

@@ -216,7 +216,12 @@ class Generation:
         spec, door = self.spec, self._door
         choices = door.texts.choices(spec)
         if spec.beams is None:
-            return self._life_of(request, choices, self._timeline)
+            timeline, begin = self._timeline, self._life_of
+            if self._guarded is None:
+                return begin(request, choices, timeline)
+            return self._guarded.life(
+                request, choices, begin, timeline, spec, door.texts, door.clock
+            )
         tokenizer = door.texts.tokenizer
         rules = BeamRules(
             width=spec.num_choices,
