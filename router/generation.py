@@ -216,11 +216,11 @@ class Generation:
         spec, door = self.spec, self._door
         choices = door.texts.choices(spec)
         if spec.beams is None:
-            timeline, begin = self._timeline, self._life_of
+            timeline = self._timeline
             if self._guarded is None:
-                return begin(request, choices, timeline)
+                return self._life_of(request, choices, timeline)
             return self._guarded.life(
-                request, choices, begin, timeline, spec, door.texts, door.clock
+                request, choices, self._life_of, timeline, spec, door.texts, door.clock
             )
         tokenizer = door.texts.tokenizer
         rules = BeamRules(

@@ -28,7 +28,7 @@ builtin = "off"
 [[policies.watched.rules]]
 name = "birds"
 action = "flag"
-terms = ["falcon"]
+terms = ["buzzard"]
 [policies.watched.resample]
 prompt = "Never name the bird."
 """

@@ -133,9 +133,7 @@ def _phase(record: RequestRecord, trace: TraceContext, name: str, start: float, 
     )
 
 
-def _check(
-    record: RequestRecord, trace: TraceContext, number: int, check: CheckTimeline
-) -> Span:
+def _check(record: RequestRecord, trace: TraceContext, number: int, check: CheckTimeline) -> Span:
     attributes: dict[str, Value] = {
         "tandem.choice": check.choice,
         "tandem.position": check.position,

@@ -128,7 +128,7 @@ def test_where_everything_is_far_the_answer_is_the_policys(guarded: Guarded) -> 
 
 
 def test_the_same_seed_gives_the_same_answer_whoever_decodes(guarded: Guarded) -> None:
-    fields = {"temperature": 1.0, "n": 3, "max_tokens": 16}
+    fields: Json = {"temperature": 1.0, "n": 3, "max_tokens": 16}
     first = guarded.ids(guarded.split, "warm", **fields)
     assert first == guarded.ids(guarded.split, "warm", **fields)
     assert first == guarded.ids(guarded.combined, "warm", **fields)
@@ -138,7 +138,7 @@ def test_the_same_seed_gives_the_same_answer_whoever_decodes(guarded: Guarded) -
 
 
 def test_where_nothing_is_far_the_answer_is_as_without_a_policy(guarded: Guarded) -> None:
-    fields = {"temperature": 1.0, "n": 2, "max_tokens": 16}
+    fields: Json = {"temperature": 1.0, "n": 2, "max_tokens": 16}
     for front in (guarded.split, guarded.combined):
         answer = guarded.ask(front, "near", **fields)
         ids = [choice["token_ids"] for choice in answer["choices"]]

@@ -15,7 +15,7 @@ from core.request import SamplingParams, TokenLogprobs
 from engine.random_numbers import uniform
 from router.guard.policy import Action, Rule
 from router.guard.policy_file import read_policies
-from router.guard.resampling.policy_prompt import under_policy
+from router.guard.resampling.policy_prompt import placed_before, under_policy
 from router.guard.resampling.rules import (
     TOP_TOKENS,
     OnFailure,
@@ -151,7 +151,19 @@ def test_a_term_is_found_though_its_characters_are_cut_into_tokens(texts: Texts)
     assert suspicious_texts(texts, watch, "这是机密文件。")
 
 
-WORDS = (" fal", "con", "fal", " project", " fal con", ".", " 机密", "文件", "é", "🎈", "<|im_end|>")
+WORDS = (
+    " fal",
+    "con",
+    "fal",
+    " project",
+    " fal con",
+    ".",
+    " 机密",
+    "文件",
+    "é",
+    "🎈",
+    "<|im_end|>",
+)
 
 
 def test_what_was_drawn_in_vain_leaves_no_trace(texts: Texts) -> None:
@@ -184,7 +196,13 @@ def test_the_policy_is_said_before_the_clients_system_message() -> None:
     assert told.messages[0]["content"] == "Be brief."
 
 
-def test_a_policy_that_asks_for_it_has_rules_with_the_issues_threshold(tmp_path: Path) -> None:
+def test_what_begins_every_text_stays_at_the_beginning() -> None:
+    assert placed_before((1, 5, 6), (8, 9), (1,)) == (1, 8, 9, 5, 6)
+    assert placed_before((5, 6), (8, 9), (1,)) == (8, 9, 5, 6), "cut off with the prompt's head"
+    assert placed_before((1, 5, 6), (8, 9), ()) == (8, 9, 1, 5, 6), "a token like any other here"
+
+
+def test_a_policy_that_asks_for_it_has_rules_and_others_have_none(tmp_path: Path) -> None:
     file = tmp_path / "policies.toml"
     file.write_text(POLICIES)
     policy = read_policies(file).policies["p"]

@@ -23,7 +23,7 @@ from fakes_worker import Trap
 
 from core.request import AttemptFailed
 
-SAYING = "It is a falcon, I think."
+SAYING = "It is a buzzard, I think."
 ORDINARY = "It is a bird, I think."
 CHECKS = "tandem_guard_token_checks_total"
 RESAMPLES = "tandem_guard_resamples_total"
@@ -62,8 +62,8 @@ async def streamed(h: House, **fields: Any) -> list[dict[str, Any]]:
 def test_a_token_that_the_policy_would_change_is_drawn_again_and_never_streamed(
     texts: Texts, policies: Path
 ) -> None:
-    language = persuadable(texts, SAYING, persuaded={(0, 0): ["No"]})
-    rest = SAYING.removeprefix("It")
+    language = persuadable(texts, ORDINARY, persuaded={(0, 0): ["No"]})
+    rest = ORDINARY.removeprefix("It")
 
     async def test(h: House) -> None:
         chunks = await streamed(h, temperature=0.5, seed=9)
@@ -108,7 +108,7 @@ def test_an_answer_that_the_policy_would_not_change_is_told_as_it_is(
 
 
 def test_tokens_of_a_term_are_compared_and_no_others(texts: Texts, policies: Path) -> None:
-    begin, end = place_of(texts, SAYING, "It is a"), place_of(texts, SAYING, "It is a falcon")
+    begin, end = place_of(texts, SAYING, "It is a"), place_of(texts, SAYING, "It is a buzzard")
 
     async def test(h: House) -> None:
         assert said(await ask(h)) == (SAYING, "stop")
@@ -118,16 +118,16 @@ def test_tokens_of_a_term_are_compared_and_no_others(texts: Texts, policies: Pat
     resampling(texts, policies, persuadable(texts, SAYING), test, TERMS)
 
 
-@pytest.mark.parametrize(("most", "stands"), [(1, " fal"), (2, " bird"), (3, " bird")])
+@pytest.mark.parametrize(("most", "stands"), [(1, " buzz"), (2, " bird"), (3, " bird")])
 def test_what_begins_a_term_again_is_drawn_again_but_not_for_ever(
     texts: Texts, policies: Path, most: int, stands: str
 ) -> None:
     place = place_of(texts, SAYING, "It is a")
-    language = persuadable(texts, SAYING, persuaded={(0, place): [" fal", " bird"]})
+    language = persuadable(texts, SAYING, persuaded={(0, place): [" buzz", " bird"]})
 
     async def test(h: House) -> None:
-        assert said(await ask(h))[0] == f"It is a{stands}con, I think."
-        outcome = "same" if stands == " fal" else "resampled"
+        assert said(await ask(h))[0] == f"It is a{stands}ard, I think."
+        outcome = "same" if stands == " buzz" else "resampled"
         assert metric(h, CHECKS, outcome=outcome) == 1
         assert metric(h, RESAMPLES) == min(most, 2)
         draws = [a for a in h.p.attempts if a.choices[0] >> 16 and a.num_emitted == place]
@@ -144,7 +144,7 @@ def test_several_places_of_an_answer_are_drawn_again_one_after_the_other(
     language = persuadable(texts, SAYING, persuaded=persuaded)
 
     async def test(h: House) -> None:
-        assert said(await ask(h)) == ("That is the falcon, I think.", "stop")
+        assert said(await ask(h)) == ("That is the buzzard, I think.", "stop")
         assert metric(h, CHECKS, outcome="resampled") == 2
 
     resampling(texts, policies, language, test, "first_tokens = 3\n")

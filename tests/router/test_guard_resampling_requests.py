@@ -13,8 +13,14 @@ from fakes_house import House, Texts
 from fakes_persuadable import POLICY, ask, metric, persuadable, place_of, resampling
 
 from core.request import Attempt
+from core.trace_context import TraceContext, new_span_id, new_trace_id
+from router.life.check_timeline import CheckTimeline
+from router.life.timeline import RequestTimeline
+from router.observe.request_record import RequestRecord
+from router.observe.request_spans import request_spans
 
-SAYING = "It is a falcon, I think."
+SAYING = "It is a buzzard, I think."
+ORDINARY = "It is a bird, I think."
 CHECKS = "tandem_guard_token_checks_total"
 FIRST = "first_tokens = 1\n"
 
@@ -46,7 +52,7 @@ def user(text: str) -> list[dict[str, str]]:
         ),
         ({"prompt": "Once upon a time"}, f"{POLICY}\n\nOnce upon a time"),
         ({"prompt": [504, 7565]}, f"{POLICY}\n\n"),
-        ({"messages": user("Hi"), "truncate_prompt_tokens": 4}, f"{POLICY}\n\n"),
+        ({"messages": user("Hi"), "truncate_prompt_tokens": 8}, f"{POLICY}\n\n"),
     ],
 )
 def test_the_policy_comes_before_every_kind_of_prompt(
@@ -62,9 +68,8 @@ def test_the_policy_comes_before_every_kind_of_prompt(
         if own is None and "truncate_prompt_tokens" not in fields:
             return
         assert draw.token_ids[-len(main.token_ids) :] == main.token_ids
-        assert draw.token_ids.count(1) == main.token_ids.count(1), "what begins texts comes once"
 
-    resampling(texts, policies, persuadable(texts, SAYING), test, FIRST)
+    resampling(texts, policies, persuadable(texts, ORDINARY), test, FIRST)
 
 
 def test_log_probabilities_are_told_as_far_as_they_were_asked_for(
@@ -150,7 +155,7 @@ builtin = "off"
 [[policies.watched.rules]]
 name = "birds"
 action = "block"
-terms = ["falcon"]
+terms = ["buzzard"]
 [policies.watched.resample]
 prompt = "Never name the bird."
 first_tokens = 0
@@ -194,3 +199,32 @@ def test_checks_are_shown_with_their_request(texts: Texts, policies: Path) -> No
 
 def _positions(checks: Sequence[dict[str, Any]]) -> list[int]:
     return [check["position"] for check in checks]
+
+
+def test_a_check_is_a_span_of_its_request() -> None:
+    check = CheckTimeline(
+        choice=0,
+        position=3,
+        began=1.5,
+        ended=2.0,
+        divergence=0.5,
+        num_resamples=1,
+        outcome="resampled",
+    )
+    record = RequestRecord(
+        request_id="r",
+        client_id="",
+        operation="chat",
+        model="m",
+        timeline=RequestTimeline(1.0, finished=3.0, checks=[check]),
+        wall_offset_ns=0,
+    )
+    trace = TraceContext(new_trace_id(), new_span_id(), sampled=True)
+    (span,) = [s for s in request_spans(record, trace) if s.name == "token_check"]
+    assert (span.start_ns, span.end_ns, span.parent_id) == (
+        1_500_000_000,
+        2_000_000_000,
+        trace.span_id,
+    )
+    assert span.attributes["tandem.token_check.divergence"] == 0.5
+    assert span.attributes["tandem.token_check.outcome"] == "resampled"

@@ -37,6 +37,13 @@ async def policy_token_ids(
         except BadRequestError:
             pass
     head = await texts.encode(f"{text}\n\n", add_special_tokens=False)
-    if token_ids[:1] == (texts.tokenizer.bos_token_id,):
-        return (*token_ids[:1], *head, *token_ids[1:])
-    return (*head, *token_ids)
+    begin = await texts.encode("", add_special_tokens=True)
+    return placed_before(token_ids, head, begin)
+
+
+def placed_before(
+    token_ids: tuple[int, ...], head: tuple[int, ...], begin: tuple[int, ...]
+) -> tuple[int, ...]:
+    """`head` before a prompt, but after what begins every text, where the prompt begins with it."""
+    size = len(begin) if token_ids[: len(begin)] == begin else 0
+    return (*token_ids[:size], *head, *token_ids[size:])
