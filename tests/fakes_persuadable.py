@@ -112,6 +112,8 @@ def resampling(
 ) -> None:
     """Runs the test in a house whose tenant `watched` has these further settings of resampling;
     checks that no attempt is left."""
+    if "timeout_s" not in rules:
+        rules += "timeout_s = 60\n"  # a busy machine must not look like a missing worker
     policies.write_text(POLICIES + policy + rules, encoding="utf-8")
     overrides: dict[str, dict[str, object]] = {
         "guard": {"enabled": True, "policy_file": str(policies)},
