@@ -55,6 +55,9 @@ class CheckedLife:
         self.request = request
         self.timeline = timeline
         self.choices = tuple(choices)
+        self._rules = rules
+        self._watch = watch
+        self._encode = encode
         self._begin = begin
         self._plain_choice = plain_choice
         self._note = note
@@ -70,12 +73,6 @@ class CheckedLife:
         }
         self._lives = [self._first]
         """Those that wrote the answer, in order."""
-        draws = PolicyDraws(request, rules, encode, self._draw, clock)
-        told = request.sampling.logprobs
-        self._checked = [
-            CheckedChoice(choice, rules, watch, draws, self._after, told, self._noted, clock)
-            for choice in choices
-        ]
 
     @property
     def num_tokens_to_compute(self) -> int:
@@ -124,7 +121,7 @@ class CheckedLife:
         """What each choice gains, as its tokens turn out to stand. Raises what a life raises."""
         told: asyncio.Queue[Delta | asyncio.Task[None]] = asyncio.Queue()
         first = asyncio.create_task(self._feed())
-        for choice, checked in zip(self.choices, self._checked, strict=True):
+        for choice, checked in zip(self.choices, self._checked(), strict=True):
             deltas = checked.deltas(self._of_first(choice.index))
             self._tasks[choice.index] = asyncio.create_task(_tell(deltas, told.put_nowait))
         tasks = (first, *self._tasks.values())
@@ -147,6 +144,7 @@ class CheckedLife:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            self._tasks.clear()
             self.timeline.finished = self._clock.now()
 
     def end(self, error: TandemError) -> None:
@@ -160,6 +158,16 @@ class CheckedLife:
         self.choices[index].cancel()
         if index in self._tasks:
             self._tasks[index].cancel()
+
+    def _checked(self) -> list[CheckedChoice]:
+        """The choices with their checks. Not kept: they know this life."""
+        rules, watch, clock = self._rules, self._watch, self._clock
+        draws = PolicyDraws(self.request, rules, self._encode, self._draw, clock)
+        told = self.request.sampling.logprobs
+        return [
+            CheckedChoice(choice, rules, watch, draws, self._after, told, self._noted, clock)
+            for choice in self.choices
+        ]
 
     async def _feed(self) -> None:
         """What the first life tells, to each choice's checks."""
