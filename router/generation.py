@@ -191,7 +191,7 @@ class Generation:
         self._prepared = prepared = await prepare(door, spec, self._record, visit)
         if self._cancelled is not None:
             raise self._cancelled
-        self._life = life = new_life(door, spec, prepared.request, self._timeline)
+        self._life = life = new_life(door, spec, prepared.request, self._timeline, prepared.guarded)
         door.begin(life)
         await visit.turn(life)
         self._meter = door.metrics.meter(self._record.priority_class)

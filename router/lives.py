@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 
 from router.door import Door
+from router.guard.guarded_request import GuardedRequest
 from router.life.admitted_request import AdmittedRequest
 from router.life.beam_search import BeamSearch
 from router.life.beams import BeamRules
@@ -17,7 +18,11 @@ from router.request_spec import RequestSpec
 
 
 def new_life(
-    door: Door, spec: RequestSpec, request: AdmittedRequest, timeline: RequestTimeline
+    door: Door,
+    spec: RequestSpec,
+    request: AdmittedRequest,
+    timeline: RequestTimeline,
+    guarded: GuardedRequest | None,
 ) -> ServedLife:
     """Nothing is sent before its first delta is asked for."""
     choices = door.texts.choices(spec)
@@ -28,7 +33,9 @@ def new_life(
         return RequestLife(request, choices, door.fleet, timeline, door.settings.life, door.clock)
 
     if spec.beams is None:
-        return life_of(request, choices, timeline)
+        if guarded is None:
+            return life_of(request, choices, timeline)
+        return guarded.life(request, choices, life_of, timeline, spec, door.texts, door.clock)
     tokenizer = door.texts.tokenizer
     rules = BeamRules(
         width=spec.num_choices,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -143,9 +143,11 @@ class Texts:
             for index in range(spec.num_choices)
         ]
 
-    def plain_choice(self) -> Choice:
-        """For a token that is asked for on behalf of another request."""
-        return Choice(0, Detokenizer(self.tokenizer), StopMatcher(()), 0)
+    def plain_choice(self, index: int = 0, emitted: Iterable[int] = ()) -> Choice:
+        """For tokens that are asked for on behalf of another choice, after what it has emitted."""
+        choice = Choice(index, Detokenizer(self.tokenizer), StopMatcher(()), 0)
+        choice.token_ids.extend(emitted)
+        return choice
 
     def close(self) -> None:
         self._grammars.close()

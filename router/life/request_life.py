@@ -184,7 +184,8 @@ class RequestLife:
     def _add(self, run: AttemptRun) -> AttemptRun:
         self._runs[run.attempt.transfer_id] = run
         self.num_attempts += 1
-        self.timeline.attempt_began(run.timeline(self.num_attempts, self._clock.now()))
+        number = len(self.timeline.attempts) + 1
+        self.timeline.attempt_began(run.timeline(number, self._clock.now()))
         self._note_workers(run)
         return run
 

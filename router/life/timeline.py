@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from core.request import AttemptDone, Phase
 from router.life.attempt_timeline import AttemptTimeline
+from router.life.check_timeline import CheckTimeline
 
 NOTED_TOKENS = 2
 """Of each choice, of which moments are kept: the first ones."""
@@ -51,6 +52,8 @@ class RequestTimeline:
     """Told when it is here, whether or not the client hears of it yet."""
     attempts: dict[str, AttemptTimeline] = field(default_factory=dict)
     """By transfer id, in order."""
+    checks: list[CheckTimeline] = field(default_factory=list)
+    """Of suspicious tokens, as they ended."""
 
     def token(self, position: int, now: float) -> None:
         """Notes a token that is about to leave for the client."""
