@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from core.errors import DeadlineError
-from core.request import SamplingParams
+from core.request import PinnedPrefix, SamplingParams
 from router.door import Door
 from router.guard.guarded_request import GuardedRequest
 from router.identifiers import new_seed
@@ -21,7 +21,7 @@ from router.limits import (
 )
 from router.message_readers import thinking_of
 from router.observe.request_record import RequestRecord
-from router.pinning import PinnedPrefix, pin_wish
+from router.pinning import pin_wish
 from router.request_spec import ChatPrompt, RequestSpec
 from router.structure.answer_grammar import Wish, needs_grammar
 from router.visit import Visit

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from core.clock import Clock
 from core.errors import TandemError
-from core.request import TokenLogprobs
+from core.request import Pinned, TokenLogprobs
 from router.guard.resampling.checked_choice import CheckedChoice
 from router.guard.resampling.policy_draws import PolicyDraws
 from router.guard.resampling.rules import ResampleRules, compared_sampling
@@ -87,6 +87,10 @@ class CheckedLife:
     @property
     def num_cached_tokens(self) -> int | None:
         return self._first.num_cached_tokens
+
+    @property
+    def pinned(self) -> Pinned | None:
+        return self._first.pinned
 
     @property
     def num_attempts(self) -> int:
