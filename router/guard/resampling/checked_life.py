@@ -191,7 +191,7 @@ class CheckedLife:
     async def _after(self, index: int, emitted: Sequence[int]) -> AsyncGenerator[Token, None]:
         """A life of the choice's own, from a token on that the first one did not write."""
         sampling = replace(self._compared.sampling, prompt_logprobs=None)
-        request = replace(self._compared, n=1, sampling=sampling)
+        request = replace(self._compared, n=1, sampling=sampling, pins=None)
         life = self._begin(request, [self._plain_choice(index, emitted)], self.timeline)
         self._lives.append(life)
         async with aclosing(self._served(life)) as deltas:

@@ -79,6 +79,7 @@ class PolicyDraws:
             n=1,
             sampling=draw_sampling(sampling, self._rules, position=position, number=number),
             deadline=min(self._request.deadline, self._clock.now() + self._rules.timeout_s),
+            pins=None,
             trace=None,
         )
         served = self._serve(request, draw_counter(choice, number), emitted)
