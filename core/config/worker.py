@@ -136,7 +136,7 @@ class WorkerConfig(Section):
     has said nothing for so long. With reports on their way, `/ready` tells within 5 s."""
     drain_timeout_s: PositiveFloat = 30.0
     """How long a draining worker lets its sequences finish, or move to another decode worker."""
-    prefill_nice: Annotated[int, Field(ge=0, le=19)] = 5
+    prefill_nice: Annotated[int, Field(ge=0, le=19)] = 10
     """Niceness of prefill workers' processes (on Linux): where cores are short, decode workers and
     the router go first, so that streams keep their pace. 0: all are equal."""
 
