@@ -102,6 +102,28 @@ def test_the_best_of_several_checked_choices_is_told(texts: Texts, policies: Pat
     resampling(texts, policies, language, test, FIRST)
 
 
+def test_the_first_draw_computes_the_prompt_for_those_of_all_choices(
+    texts: Texts, policies: Path
+) -> None:
+    async def test(h: House) -> None:
+        h.d.gate.clear()
+        asking = asyncio.create_task(ask(h, n=3))
+        await h.d.until(lambda w: len(w.attempts) == 1)
+        await h.p.until(lambda w: len(w.ended) == 1)
+        h.p.gate.clear()
+        h.d.gate.set()
+        await h.p.until(lambda w: len(w.attempts) == 2)
+        await h.d.until(lambda w: len(w.ended) == 1)
+        assert len(drawn(h)) == 1, "the others wait for it"
+        h.p.gate.set()
+        answer = await asking
+        assert [c["message"]["content"] for c in answer["choices"]] == [SAYING] * 3
+        assert len(drawn(h)) == metric(h, CHECKS, outcome="passed") == 6
+
+    language = persuadable(texts, SAYING, SAYING, SAYING)
+    resampling(texts, policies, language, test, "first_tokens = 0\n")
+
+
 def test_beams_are_refused_and_a_prompt_alone_is_not_checked(texts: Texts, policies: Path) -> None:
     async def test(h: House) -> None:
         body = {"model": "fake", "prompt": "Hi", "max_tokens": 4, "use_beam_search": True}

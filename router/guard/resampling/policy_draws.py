@@ -51,6 +51,8 @@ class PolicyDraws:
         self._serve = serve
         self._clock = clock
         self._token_ids: tuple[int, ...] | None = None
+        self._is_cached = False
+        self._first = asyncio.Lock()
 
     async def draw(self, choice: int, emitted: Sequence[int], number: int) -> Token:
         """The `number`th other token of this choice in the place after `emitted`.
@@ -59,7 +61,7 @@ class PolicyDraws:
         """
         try:
             async with asyncio.timeout(self._rules.timeout_s):
-                return await self._drawn(choice, emitted, number)
+                return await self._in_turn(choice, emitted, number)
         except TimeoutError:
             outcome = CheckOutcome.LATE
         except TandemError as error:
@@ -68,6 +70,16 @@ class PolicyDraws:
         if self._clock.now() >= self._request.deadline:
             raise DeadlineError("the request's deadline passed")
         raise NoDrawError(outcome)
+
+    async def _in_turn(self, choice: int, emitted: Sequence[int], number: int) -> Token:
+        """The prompt under the policy is computed by one draw; others wait, and find it cached."""
+        if not self._is_cached:
+            async with self._first:
+                if not self._is_cached:
+                    token = await self._drawn(choice, emitted, number)
+                    self._is_cached = True
+                    return token
+        return await self._drawn(choice, emitted, number)
 
     async def _drawn(self, choice: int, emitted: Sequence[int], number: int) -> Token:
         if self._token_ids is None:
