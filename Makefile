@@ -1,4 +1,6 @@
-# serve, demo: run Tandem.  test, check: prove it; test-slow: at length.  protos, docs: what is generated.
+# serve, demo: run Tandem.  test, check: prove it; test-slow: at length; test-clients: with clients of
+# others (litellm, LangChain, aiperf, guidellm) in environments of their own.  protos, docs: what is
+# generated.
 # bench: this machine's figures, with shares of its limits.  bench-peers: other servers beside it, as
 # far as `tandem bench peers install` has made their environments.  chaos: faults of every kind under
 # load for ten minutes, chaos-short for three; SEED=n plans others.  ARGS="..." are passed on.
@@ -12,7 +14,7 @@ SET    ?=
 # Test files that run at once: each waits for its processes half of the time.
 JOBS   ?= 2
 
-.PHONY: serve demo test test-slow check protos bench bench-peers chaos chaos-short docs clean
+.PHONY: serve demo test test-slow test-clients check protos bench bench-peers chaos chaos-short docs clean
 .DEFAULT_GOAL := serve
 
 $(BIN)/python:
@@ -37,10 +39,13 @@ demo: $(STAMP)
 	$(BIN)/tandem demo $(SET)
 
 test: $(DEV)
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m "not gpu and not slow" $(ARGS)
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m "not gpu and not slow and not clients" $(ARGS)
 
 test-slow: $(DEV)
 	$(BIN)/python -m pytest -q -m "not gpu and slow" $(ARGS)
+
+test-clients: $(DEV)
+	$(BIN)/python -m pytest -q -m clients $(ARGS)
 
 check: $(DEV)
 	$(BIN)/ruff check .

@@ -31,6 +31,8 @@ MAX_TEMPLATE_LENGTH = 64 * 1024
 """Characters of a client's own chat template; models' own have a few thousand."""
 MAX_LOGIT_BIAS = 1024
 MAX_SALT_LENGTH = 256
+MAX_USER_LENGTH = 512
+"""It is remembered with the last requests, and stands in their lines of the log."""
 MAX_PRIORITY = 100
 """Either way, within the class of the client's key: nobody asks himself past another class."""
 SEED_RANGE = 2**63
@@ -179,6 +181,7 @@ class RequestSpec:
     cache_ttl_s: float | None = None
     """All of the prompt is to stay cached for so long, beside what its breakpoints say."""
     tenant: str = ""
+    tenant_param: Literal["user", "safety_identifier"] = "user"
     output_format: OutputFormat | None = None
     tooling: Tooling | None = None
     timeout_s: float | None = None
@@ -288,6 +291,7 @@ class RequestSpec:
                 f"cache_control stands in {num_places} places, more than {MAX_BREAKPOINTS}",
                 param="cache_control",
             )
+        _at_most(self.tenant_param, self.tenant, MAX_USER_LENGTH, "characters")
         _at_most("logit_bias", tuple(self.logit_bias), MAX_LOGIT_BIAS, "token ids")
         for value in self.logit_bias.values():
             _between("logit_bias", value, -100.0, 100.0)

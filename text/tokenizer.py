@@ -93,7 +93,7 @@ class Tokenizer:
         added = self._added_bytes.get(token_id)
         if added is not None:
             return added
-        token = self._backend.id_to_token(token_id)
+        token = self._token(token_id)
         return b"" if token is None else self.spelling.to_bytes(token)
 
     def token_text(self, token_id: int) -> str:
@@ -102,11 +102,17 @@ class Tokenizer:
 
     def token_string(self, token_id: int) -> str:
         """A token as the vocabulary spells it (`Ġthe`); empty for unknown ids."""
-        return self._backend.id_to_token(token_id) or ""
+        return self._token(token_id) or ""
 
     def token_id(self, token: str) -> int | None:
         """Id of a token given by its string in the vocabulary (`<|im_end|>`)."""
         return self._backend.token_to_id(token)
+
+    def _token(self, token_id: int) -> str | None:
+        try:
+            return self._backend.id_to_token(token_id)
+        except OverflowError:  # negative, or beyond 32 bits
+            return None
 
 
 def _check_embedded(ids: list[int], num_embeddings: int) -> None:

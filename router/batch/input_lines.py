@@ -7,11 +7,12 @@ A fault of a line here is the whole file's: none of it is run. What is wrong ins
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
+
+from router.inner_json import parsed_json
 
 MAX_CUSTOM_ID_LENGTH = 512
 MAX_FAULTS = 100
@@ -78,11 +79,9 @@ def parse_line(number: int, data: bytes | None, rules: InputRules) -> LineReques
         message = f"the line is longer than {rules.max_line_bytes} bytes"
         return LineFault("line_too_long", message, number)
     try:
-        value = json.loads(data.decode(), parse_constant=_refuse_constant)
+        value = parsed_json(data.decode())
     except UnicodeDecodeError:
         return LineFault("invalid_json_line", "the line is not UTF-8", number)
-    except RecursionError:
-        return LineFault("invalid_json_line", "the line is nested too deeply", number)
     except ValueError as error:
         return LineFault("invalid_json_line", f"the line is not valid JSON: {error}", number)
     if not isinstance(value, dict):
@@ -191,7 +190,3 @@ class LineReader:
 
     def close(self) -> None:
         self._file.close()
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")

@@ -158,7 +158,7 @@ class BatchRun:
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.wait(tasks)
+            await asyncio.gather(*tasks, return_exceptions=True)  # both may have failed
         for task in tasks:
             if not task.cancelled():
                 task.result()

@@ -21,6 +21,8 @@ MAX_FILENAME_LENGTH = 255
 OVERHEAD_BYTES = 64 * 1024
 """All fields but the file, and what is between them."""
 PIECE_TIMEOUT_S = 30.0
+MIN_BYTES_PER_S = 4096
+"""On average: few may upload at once, and a slower client would keep others out for days."""
 
 
 @dataclass(slots=True)
@@ -64,6 +66,8 @@ async def read_upload(
 
 
 async def _timely(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    now = asyncio.get_running_loop().time
+    allowed_until = now() + PIECE_TIMEOUT_S
     while True:
         try:
             async with asyncio.timeout(PIECE_TIMEOUT_S):
@@ -72,6 +76,9 @@ async def _timely(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             raise DeadlineError(f"nothing of the upload came for {PIECE_TIMEOUT_S:g} s") from None
         if piece is None:
             return
+        allowed_until += len(piece) / MIN_BYTES_PER_S
+        if now() > allowed_until:
+            raise DeadlineError(f"the upload is slower than {MIN_BYTES_PER_S} bytes a second")
         yield piece
 
 

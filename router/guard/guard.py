@@ -99,15 +99,19 @@ class Guard:
         if isinstance(prompt, ChatPrompt | str):
             texts = texts_of(prompt)
             longest = max((len(item.text) for item in texts), default=0)
-            if longest > self._settings.max_characters:
-                raise ContextLengthError(
-                    f"a text of {longest} characters is longer than any prompt can be",
-                    param=spec.prompt_param,
-                )
+            self._check_length(spec, longest, "characters")
             return texts
+        self._check_length(spec, len(prompt), "tokens")
         loop = asyncio.get_running_loop()
         text = await loop.run_in_executor(self._thread, self._tokenizer.decode, prompt)
         return texts_of(text)
+
+    def _check_length(self, spec: RequestSpec, length: int, unit: str) -> None:
+        if length > self._settings.max_characters:
+            raise ContextLengthError(
+                f"a text of {length} {unit} is longer than any prompt can be",
+                param=spec.prompt_param,
+            )
 
     async def _scanned(
         self,

@@ -13,6 +13,7 @@ from router.generation import Generation
 from router.http.answers import GENERATES, Answer
 from router.http.batches import add_batches
 from router.http.body import read_body
+from router.http.body_room import BodyRoom
 from router.http.calls import CallMiddleware
 from router.http.documentation import add_documentation
 from router.http.errors import error_event, install_error_handlers
@@ -28,6 +29,9 @@ from router.identifiers import client_request_id
 from router.observe.debug import add_debug
 from router.page.routes import add_page
 from router.tenants.gatekeeper import Gatekeeper
+
+LARGEST_BODIES = 16
+"""There is room for so many of the largest bodies at once, or for more that are smaller."""
 
 PREFLIGHT_S = 600
 """How long browsers may remember what a preflight said."""
@@ -54,6 +58,7 @@ def create_app(
         title="Tandem", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
     )
     # The last that is added is the first that a request passes
+    app.add_middleware(BodyRoom, max_bytes=LARGEST_BODIES * settings.max_body_bytes)
     app.add_middleware(CallMiddleware, gatekeeper=gatekeeper)
     app.add_middleware(OriginMiddleware)
     if settings.cors_origins:

@@ -11,7 +11,7 @@ from core.errors import BadRequestError
 from router.batch.batches import Batches, BatchOrder, batch_json
 from router.batch.library import checked_ttl
 from router.http.body import read_body
-from router.http.strict import Strict
+from router.http.strict import Named, Strict
 from router.tenants.call import current_call
 
 DEFAULT_LIMIT, MAX_LIMIT = 20, 100
@@ -28,7 +28,7 @@ class BatchBody(Strict):
     input_file_id: str
     endpoint: str
     completion_window: str
-    metadata: dict[str, str] | None = None
+    metadata: Named[str] | None = None
     output_expires_after: ExpiresAfter | None = None
 
     def order(self) -> BatchOrder:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
 
 from core.errors import BadRequestError, DeadlineError
 from router.http.schema import NEUTRAL
@@ -99,11 +99,12 @@ def _explained(error: ValidationError, data: bytes) -> BadRequestError:
     """The first fault, in a sentence that names its field."""
     fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
     kind, location = fault["type"], fault["loc"]
+    said = fault["msg"].removeprefix("Value error, ")
     if kind == "json_invalid":
-        return BadRequestError(f"the body is not valid JSON: {fault['msg']}", code="invalid_json")
+        return BadRequestError(f"the body is not valid JSON: {said}", code="invalid_json")
     if not location:
-        return BadRequestError(f"the body must be a JSON object: {fault['msg']}")
-    param = field_of(location, json.loads(data))
+        return BadRequestError(f"the body must be a JSON object: {said}")
+    param = field_of(location, from_json(data))
     if kind == "extra_forbidden":
         known = len(location) == 1 and str(location[0]) in NEUTRAL
         what = "is not supported" if known else "is not a known field"
@@ -114,7 +115,7 @@ def _explained(error: ValidationError, data: bytes) -> BadRequestError:
             f"'{param}' is required", param=param, code="missing_required_parameter"
         )
     shape = SHAPES.get(param.rpartition(".")[2]) if kind.endswith("_type") else None
-    what = f"'{param}' must be {shape}" if shape else f"'{param}': {fault['msg']}"
+    what = f"'{param}' must be {shape}" if shape else f"'{param}': {said}"
     return BadRequestError(what, param=param, code="invalid_type")
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from core.errors import BadRequestError
 from router.cache_control import Breakpoint
 from router.http.cache_control import CacheControl
-from router.http.strict import Strict
+from router.http.strict import JsonObject, Listed, Strict
 from router.http.tool_fields import ToolCall, ToolFields
 from router.request_spec import ChatPrompt, chat_message, exclusive_endings
 from router.tools.tooling import Tooling
@@ -24,9 +24,9 @@ class ChatMessage(Strict):
     """What an answer brought may be sent back as it is: its nulls say nothing."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Listed[TextPart] | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Listed[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
@@ -74,8 +74,8 @@ class TemplateFields(Strict):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[ToolFields] | None = None
+    chat_template_kwargs: JsonObject | None = None
+    tools: Listed[ToolFields] | None = None
 
     def chat_prompt(self, messages: Sequence[ChatMessage], tooling: Tooling | None) -> ChatPrompt:
         """Raises BadRequestError."""

@@ -6,12 +6,19 @@ import json
 import logging
 
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
-from core.errors import AuthenticationError, QuotaError, TandemError, UnavailableError
+from core.errors import (
+    AuthenticationError,
+    BadRequestError,
+    QuotaError,
+    TandemError,
+    UnavailableError,
+)
 from router.faults import RETRY_AFTER_S, fault_of
 from router.http.request_ids import HEADER
 from router.identifiers import echoed_request_id, new_request_id
@@ -61,6 +68,7 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(TandemError, _on_tandem_error)
     app.add_exception_handler(StoreUnavailableError, _on_store_away)
     app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(RequestValidationError, _on_wrong_query)
     app.add_exception_handler(ClientDisconnect, _on_disconnect)
     app.add_exception_handler(Exception, _on_bug)
 
@@ -80,19 +88,28 @@ async def _on_store_away(request: Request, error: Exception) -> Response:
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    status = error.status_code
+    status, path = error.status_code, str(request.scope["path"])
     headers = {name.lower(): value for name, value in (error.headers or {}).items()}
     if status == 405:
         headers["allow"] = ", ".join([*_methods(request), "OPTIONS"])
         if request.method == "OPTIONS":
             return Response(status_code=204, headers=headers)
     body = _body(
-        f"{error.detail}: {request.method} {request.url.path[:256]}",
+        f"{error.detail}: {request.method} {path[:256]}",
         status,
         None,
         CODES.get(status, "invalid_request"),
     )
     return JSONResponse(body, status_code=status, headers=headers)
+
+
+async def _on_wrong_query(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    fault = error.errors()[0]
+    name = str(fault["loc"][-1])
+    return error_response(
+        BadRequestError(f"'{name}': {fault['msg']}", param=name, code="invalid_type")
+    )
 
 
 def _methods(request: Request) -> list[str]:
@@ -119,4 +136,6 @@ def _body(message: str, status: int, param: str | None, code: str) -> dict[str, 
     fallback = "invalid_request_error" if status < 500 else "server_error"
     # OpenAI's clients tell the two kinds of 429 apart by this.
     kind = QuotaError.code if code == QuotaError.code else TYPES.get(status, fallback)
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    # A template may quote what a client escaped: half a surrogate pair is no UTF-8
+    shown = message.encode(errors="replace").decode()
+    return {"error": {"message": shown, "type": kind, "param": param, "code": code}}

@@ -19,8 +19,8 @@ from router.tenants.gatekeeper import OPEN
 
 Schema = dict[str, Any]
 
-READS_A_BODY = (400, 404, 408, 413, 415)
-GENERATES = (*READS_A_BODY, 429, 499, 503)
+READS_A_BODY = (400, 404, 408, 413, 415, 429)
+GENERATES = (*READS_A_BODY, 499, 503)
 ERRORS = {
     400: "The request can't succeed as it is; `param` names the field.",
     401: "No API key, or none that is good.",
@@ -184,7 +184,7 @@ def _of_batches() -> list[Operation]:
             path="/v1/files",
             summary="Keeps a file of requests for a batch",
             answer=shapes.File,
-            errors=(*READS_A_BODY, 429),
+            errors=READS_A_BODY,
             is_upload=True,
         ),
         replace(_get("/v1/files", "The key's files", shapes.FileList, 400, 404), query=files_query),
@@ -208,7 +208,7 @@ def _of_batches() -> list[Operation]:
             "Answers a file of requests within 24 hours, in what other traffic leaves",
             BatchBody,
             shapes.Batch,
-            (*READS_A_BODY, 429),
+            READS_A_BODY,
         ),
         replace(
             _get("/v1/batches", "The key's batches", shapes.BatchList, 400, 404),

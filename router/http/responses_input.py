@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from router.http.strict import Strict
+from router.http.strict import Listed, Strict
 from router.request_spec import MAX_MESSAGES
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -33,7 +33,7 @@ class ItemText(Strict):
 class MessageItem(_Item):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[ItemText]
+    content: str | Listed[ItemText]
     phase: Literal["commentary", "final_answer"] | None = None
 
 
@@ -47,7 +47,7 @@ class FunctionCallItem(_Item):
 class FunctionOutputItem(_Item):
     type: Literal["function_call_output"]
     call_id: str
-    output: str | list[ItemText]
+    output: str | Listed[ItemText]
 
 
 class SummaryPart(Strict):
@@ -62,8 +62,8 @@ class ReasoningPart(Strict):
 
 class ReasoningItem(_Item):
     type: Literal["reasoning"]
-    summary: list[SummaryPart]
-    content: list[ReasoningPart] | None = None
+    summary: Listed[SummaryPart]
+    content: Listed[ReasoningPart] | None = None
     encrypted_content: None = None
 
 
@@ -80,7 +80,7 @@ InputItem = Annotated[
     Discriminator(_type_of),
 ]
 
-InputItems = Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES)]
+InputItems = Annotated[Listed[InputItem], Field(min_length=1, max_length=MAX_MESSAGES)]
 
 
 def _text_or_items(value: object) -> str:

@@ -6,7 +6,7 @@ is stored: a conversation is sent whole each time.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, ValidationError
 
@@ -14,7 +14,7 @@ from core.errors import BadRequestError
 from router.http.cache_control import CacheControl
 from router.http.responses_input import Conversation, Input
 from router.http.schema import ChatBody
-from router.http.strict import Strict
+from router.http.strict import JsonObject, Listed, Named, Strict
 from router.request_spec import RequestSpec
 
 MAX_METADATA = 16
@@ -22,7 +22,8 @@ MAX_METADATA_KEY = 64
 MAX_METADATA_VALUE = 512
 """OpenAI's limits."""
 
-INCLUDABLE = ("message.output_text.logprobs", "reasoning.encrypted_content")
+SHOWS_LOGPROBS = "message.output_text.logprobs"
+Includable: TypeAlias = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
 """The second asks that reasoning can be sent back without a store. Ours can, as plain text."""
 
 HANDED_ON = (
@@ -79,7 +80,7 @@ class JsonObjectFormat(Strict):
 class JsonSchemaFormat(Strict):
     type: Literal["json_schema"]
     name: str
-    schema_: dict[str, Any] = Field(alias="schema")
+    schema_: JsonObject = Field(alias="schema")
     description: str | None = None
     strict: bool | None = None
 
@@ -111,7 +112,7 @@ class ReasoningOptions(Strict):
 class FunctionTool(Strict):
     type: Literal["function"]
     name: str
-    parameters: dict[str, Any] | None = None
+    parameters: JsonObject | None = None
     description: str | None = None
     strict: bool | None = None
 
@@ -147,17 +148,15 @@ class ResponsesBody(Strict):
     top_logprobs: int | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
-    tools: list[FunctionTool] | None = None
+    tools: Listed[FunctionTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Annotated[int, Field(ge=1)] | None = None
     """Of built-in tools, of which there are none."""
-    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = (
-        None
-    )
+    include: Listed[Includable] | None = None
     stream: bool | None = None
     stream_options: ResponsesStreamOptions | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Named[str] | None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -175,18 +174,18 @@ class ResponsesBody(Strict):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Named[float] | None = None
     seed: int | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    allowed_token_ids: list[int] | None = None
+    stop: str | Listed[str] | None = None
+    stop_token_ids: Listed[int] | None = None
+    bad_words: Listed[str] | None = None
+    allowed_token_ids: Listed[int] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: JsonObject | None = None
     priority: int | None = None
     cache_salt: str | None = None
     cache_control: CacheControl | None = None
@@ -198,7 +197,7 @@ class ResponsesBody(Strict):
 
     @property
     def shows_logprobs(self) -> bool:
-        return self.top_logprobs is not None or INCLUDABLE[0] in (self.include or ())
+        return self.top_logprobs is not None or SHOWS_LOGPROBS in (self.include or ())
 
     def conversation_of(self) -> Conversation:
         return Conversation(self.instructions, self.input)

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from core.errors import BadRequestError
 from router.http.cache_control import CacheControl
 from router.http.conversation import ChatMessage, TemplateFields
-from router.http.strict import Strict
+from router.http.strict import Listed, Named, Strict
 from router.http.structure_fields import StructureFields
 from router.http.tool_fields import ToolChoice, tooling_of
 from router.request_spec import (
@@ -75,9 +75,9 @@ class _Body(StructureFields):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    bad_words: list[str] | None = None
-    allowed_token_ids: list[int] | None = None
+    logit_bias: Named[float] | None = None
+    bad_words: Listed[str] | None = None
+    allowed_token_ids: Listed[int] | None = None
     prompt_logprobs: int | None = None
     seed: int | None = None
     use_beam_search: bool | None = None
@@ -85,8 +85,8 @@ class _Body(StructureFields):
     early_stopping: bool | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | Listed[str] | None = None
+    stop_token_ids: Listed[int] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
@@ -165,6 +165,7 @@ class _Body(StructureFields):
             "cache_salt": self.cache_salt,
             "cache_ttl_s": None if self.cache_control is None else self.cache_control.ttl_s,
             "tenant": self.safety_identifier if self.user is None else self.user,
+            "tenant_param": "safety_identifier" if self.user is None else "user",
             "output_format": self.output_format(),
         }
         return {"model": self.model} | {k: v for k, v in given.items() if v is not None}
@@ -173,7 +174,7 @@ class _Body(StructureFields):
 class ChatBody(TemplateFields, _Body):
     """POST /v1/chat/completions."""
 
-    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
+    messages: Listed[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -216,7 +217,7 @@ class ChatBody(TemplateFields, _Body):
 class CompletionBody(_Body):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | Listed[str] | Listed[int] | Listed[Listed[int]]
     logprobs: int | None = None
     best_of: int | None = None
 

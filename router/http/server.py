@@ -10,11 +10,16 @@ from collections.abc import Iterator
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from core.errors import ConfigError
 from protos.certificate_files import CertificateFiles, FrontTls
 from router.http.direct_send import DirectSend
 from router.http.protocol import StreamingProtocol
+from router.http.slow_clients import Patience
+
+REQUEST_TIMEOUT_S = 30.0
+"""For a client to send a request's head, and what is left of a body that was answered already."""
 
 
 class _Server(uvicorn.Server):
@@ -51,6 +56,7 @@ class HttpServer:
         self._port = port
         self._server: _Server | None = None
         self._task: asyncio.Task[None] | None = None
+        self._sweeping: asyncio.Task[None] | None = None
 
     async def start(self, *, timeout_s: float) -> int:
         """Binds and serves; the port that was bound. Raises ConfigError if it is taken."""
@@ -73,6 +79,7 @@ class HttpServer:
         self._task = asyncio.create_task(self._server.serve([listener]), name="http server")
         async with asyncio.timeout(timeout_s):
             await self._server.accepting.wait()
+        self._sweeping = asyncio.create_task(_send_away(self._server), name="slow http clients")
         port: int = listener.getsockname()[1]
         return port
 
@@ -81,9 +88,26 @@ class HttpServer:
         if self._server is None or self._task is None:
             return
         self._server.should_exit = True
-        # Not awaited itself: who hurries cancels this call and calls it again.
-        await asyncio.wait({self._task})
+        tasks = {self._task}
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            tasks.add(self._sweeping)
+        # Not awaited themselves: who hurries cancels this call and calls it again.
+        await asyncio.wait(tasks)
         self._server = self._task = None
+
+
+async def _send_away(server: uvicorn.Server) -> None:
+    """Closes connections that hold a place and send no request, until it is cancelled."""
+    loop, patience = asyncio.get_running_loop(), Patience[H11Protocol](REQUEST_TIMEOUT_S)
+    while True:
+        await asyncio.sleep(REQUEST_TIMEOUT_S / 4)
+        connections = [c for c in server.server_state.connections if isinstance(c, H11Protocol)]
+        for connection in patience.overdue(connections, loop.time()):
+            if connection.transport.is_closing():
+                connection.transport.abort()  # it closed long ago, for a client that doesn't read
+            else:
+                connection.transport.close()
 
 
 def _replaceable(certificates: CertificateFiles[FrontTls]) -> ssl.SSLContext:

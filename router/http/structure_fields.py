@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from core.errors import BadRequestError
-from router.http.strict import Strict
+from router.http.strict import JsonObject, Listed, Strict
 from router.structure.output_format import (
     OutputFormat,
     any_object,
@@ -21,7 +21,7 @@ class JsonSchema(Strict):
 
     name: str
     description: str | None = None
-    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    schema_: JsonObject | None = Field(default=None, alias="schema")
     strict: bool | None = None
 
 
@@ -47,9 +47,9 @@ class ResponseFormat(Strict):
 class StructuredOutputs(Strict):
     """vLLM's `structured_outputs`."""
 
-    json_: dict[str, Any] | str | None = Field(default=None, alias="json")
+    json_: JsonObject | str | None = Field(default=None, alias="json")
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Listed[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
 
@@ -67,9 +67,9 @@ class StructureFields(Strict):
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: dict[str, Any] | str | None = None
+    guided_json: JsonObject | str | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Listed[str] | None = None
     guided_grammar: str | None = None
 
     def output_format(self) -> OutputFormat | None:

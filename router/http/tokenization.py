@@ -9,7 +9,7 @@ from core.errors import BadRequestError
 from router.door import Door
 from router.http.body import read_body
 from router.http.conversation import ChatMessage, TemplateFields
-from router.http.strict import Strict
+from router.http.strict import Listed, Strict
 from router.http.tool_fields import tooling_of
 from router.request_spec import ChatPrompt
 from router.tokenization import TokenizeSpec, detokenize, tokenize
@@ -20,7 +20,7 @@ class TokenizeBody(TemplateFields):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = None
+    messages: Listed[ChatMessage] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
@@ -56,7 +56,7 @@ class DetokenizeBody(Strict):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Listed[int]
 
 
 def add_tokenization(app: FastAPI, door: Door, *, max_body_bytes: int) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from router.http.strict import Strict
+from router.http.strict import JsonObject, Listed, Strict
 from router.tools.tooling import Function, Tooling, make_tooling
 
 
 class FunctionFields(Strict):
     name: str
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: JsonObject | None = None
     strict: bool | None = None
 
 
@@ -39,7 +39,7 @@ class NamedTool(Strict):
 
 class _Allowed(Strict):
     mode: Literal["auto", "required"]
-    tools: list[NamedTool]
+    tools: Listed[NamedTool]
 
 
 class AllowedTools(Strict):

@@ -37,7 +37,8 @@ async def merged(generations: Sequence[Generation]) -> AsyncGenerator[Numbered, 
     finally:
         for pump in pumps:
             pump.cancel()
-        await asyncio.wait(pumps)
+        # One that fails by itself as it is cancelled would be heard of by nobody else
+        await asyncio.gather(*pumps, return_exceptions=True)
 
 
 async def _pump(

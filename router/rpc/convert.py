@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 from core.errors import BadRequestError
 from core.request import TokenLogprobs
 from protos import inference_pb2 as pb
 from router.cache_control import Breakpoint, ttl_s_of
 from router.generation import Generation
+from router.inner_json import parsed_json
 from router.life.choice import Delta
 from router.message.reader import MessageDelta
 from router.request_spec import (
@@ -143,8 +142,8 @@ def _chat_prompt(chat: pb.Chat, tooling: Tooling | None) -> ChatPrompt:
 def _json_object(name: str, text: str) -> dict[str, object]:
     """Empty for an empty text. Raises BadRequestError."""
     try:
-        value = json.loads(text) if text else {}
-    except (ValueError, RecursionError):
+        value = parsed_json(text) if text else {}
+    except ValueError:
         value = None
     if not isinstance(value, dict):
         raise BadRequestError(f"{name} is not a JSON object", param=name, code="invalid_type")

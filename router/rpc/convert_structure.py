@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 
 from core.errors import BadRequestError
 from protos import inference_pb2 as pb
+from router.inner_json import parsed_json
 from router.message.reader import CallDelta
 from router.structure.output_format import OutputFormat, any_object, choice_format
 from router.tools.tooling import Function, Tooling, make_tooling
@@ -75,8 +75,8 @@ def _schema(tool: pb.Tool) -> Mapping[str, object] | None:
     if not tool.parameters:
         return None
     try:
-        schema = json.loads(tool.parameters)
-    except (ValueError, RecursionError):
+        schema = parsed_json(tool.parameters)
+    except ValueError:
         schema = None
     if not isinstance(schema, dict):
         raise BadRequestError(

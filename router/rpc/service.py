@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, closing
 
 import grpc.aio
 
@@ -22,9 +22,12 @@ from router.rpc.convert import (
     usage_to_wire,
 )
 from router.rpc.errors import Context, faults_told
+from router.rpc.send_watch import SendWatch
 from router.tenants.call import current_call
 from router.tokenization import detokenize, tokenize
 
+SEND_TIMEOUT_S = 60.0
+"""For a client to make room for the next message, as over HTTP."""
 ID_KEY = "x-request-id"
 OWN_ID_KEY = "tandem-request-id"
 
@@ -53,18 +56,12 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             await context.send_initial_metadata(
                 ((ID_KEY, client_id or own_id), (OWN_ID_KEY, own_id))
             )
-            async with aclosing(generation.deltas()) as deltas:
-                readers: dict[int, MessageReader | None] = {}
-                async for delta in deltas:
-                    if not readers and (prompt := prompt_to_wire(request, generation)):
-                        yield prompt
-                    before = "" if delta.choice in readers else generation.echo_text
-                    if delta.choice not in readers:
-                        readers[delta.choice] = generation.reader()
-                    reader = readers[delta.choice]
-                    message = None if reader is None else reader.read(delta)
-                    yield delta_to_wire(delta, message, before)
-            yield usage_to_wire(generation, include_timings=request.include_timings)
+            events = _events(request, generation)
+            with closing(SendWatch(SEND_TIMEOUT_S)) as sending:
+                async with aclosing(events):
+                    async for event in events:
+                        with sending:
+                            yield event
 
     async def ListModels(
         self, request: pb.ListModelsRequest, context: Context
@@ -97,6 +94,24 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         async with faults_told(context):
             text = detokenize(self._door, request.ids, model=request.model or None)
         return pb.DetokenizeReply(text=text)
+
+
+async def _events(
+    request: pb.CompleteRequest, generation: Generation
+) -> AsyncGenerator[pb.CompleteEvent, None]:
+    """The whole answer. Raises TandemError; close it always."""
+    readers: dict[int, MessageReader | None] = {}
+    async with aclosing(generation.deltas()) as deltas:
+        async for delta in deltas:
+            if not readers and (prompt := prompt_to_wire(request, generation)):
+                yield prompt
+            before = "" if delta.choice in readers else generation.echo_text
+            if delta.choice not in readers:
+                readers[delta.choice] = generation.reader()
+            reader = readers[delta.choice]
+            message = None if reader is None else reader.read(delta)
+            yield delta_to_wire(delta, message, before)
+    yield usage_to_wire(generation, include_timings=request.include_timings)
 
 
 def _client_id(context: Context) -> str:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from core.errors import BadRequestError
+from router.inner_json import parsed_json
+from text.structure.compiler import MAX_GRAMMAR_CHARACTERS
 from text.structure.grammar_text import Part, choice_part, json_part, lark_part, regex_part
 
 MAX_CHOICES_TO_CHOOSE = 16_384
@@ -21,6 +23,15 @@ class OutputFormat:
     kind: Literal["json", "regex", "choice", "grammar"]
     source: str
     param: str
+
+    def __post_init__(self) -> None:
+        """Raises BadRequestError for what is too long to be looked at."""
+        if len(self.source) > MAX_GRAMMAR_CHARACTERS:
+            raise BadRequestError(
+                f"{self.param}: it has {len(self.source)} characters, more than "
+                f"{MAX_GRAMMAR_CHARACTERS}",
+                param=self.param,
+            )
 
     def part(self) -> Part:
         """The grammar. Raises BadRequestError that names the field."""
@@ -60,10 +71,9 @@ def choice_format(choices: Sequence[str], param: str) -> OutputFormat:
 
 def _parsed(schema: str) -> object:
     try:
-        parsed: object = json.loads(schema)
-    except (ValueError, RecursionError) as error:
+        return parsed_json(schema)
+    except ValueError as error:
         raise BadRequestError(f"the schema is not valid JSON: {error}") from None
-    return parsed
 
 
 def _choices(source: str) -> list[str]:

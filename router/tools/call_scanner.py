@@ -163,6 +163,6 @@ def _parsed_string(raw: str) -> str | None:
     """The string that this JSON is; None for other values and for what is no JSON."""
     try:
         value = json.loads(raw, strict=False)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, str) else None

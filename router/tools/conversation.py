@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from core.errors import BadRequestError
+from router.inner_json import parsed_json
 from router.tools.formats import ToolFormat
 from router.tools.hermes import CLOSE, OPEN
 
@@ -71,8 +72,8 @@ def _plain_id(call_id: str, length: int) -> str:
 
 def _object(arguments: str) -> dict[str, object]:
     try:
-        parsed = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
+        parsed = parsed_json(arguments or "{}")
+    except ValueError:
         parsed = None
     if not isinstance(parsed, dict):
         raise BadRequestError(

@@ -57,6 +57,8 @@ def changed(**fields: Any) -> bytes:
         (b'{"custom_id": NaN}\n', "invalid_json_line"),
         (b"[" * 1900 + b"\n", "invalid_json_line"),
         (b'{"a":' * 380 + b"\n", "invalid_json_line"),
+        (changed(body={"a": "HERE"}).replace(b'"HERE"', b"1e999"), "invalid_json_line"),
+        (changed(body="HERE").replace(b'"HERE"', b"[" * 250 + b"]" * 250), "invalid_json_line"),
         (b"x" * 100_000 + b"\n", "line_too_long"),
         (changed(custom_id="x" * 1_000_000), "line_too_long"),
         (changed(custom_id="x" * 513), "invalid_custom_id"),

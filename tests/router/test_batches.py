@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from fakes_house import MODEL, House, Texts, house
 from fakes_pull import DEADLINE_S
 from fakes_tenants import client, file_settings, keyed_house, make_key, open_store, put_keys
 
+from core.errors import DeadlineError
+from router.batch import upload
 from state.file_batches import FileBatches
 from state.tenants import UsageRow
 
@@ -274,6 +276,27 @@ def test_an_upload_is_taken_whole_or_refused(
 
     settings: dict[str, object] = {"dir": str(tmp_path), "max_file_bytes": 2000}
     in_house(texts, test, overrides={"batch": settings})
+
+
+def test_an_upload_that_trickles_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would keep one of few places for as long as its client likes."""
+    monkeypatch.setattr(upload, "PIECE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(upload, "MIN_BYTES_PER_S", 1e12)
+
+    async def trickle() -> AsyncIterator[bytes]:
+        yield FILE.partition(b"%b")[0]
+        while True:
+            yield b"x"
+            await asyncio.sleep(0)
+
+    async def run() -> None:
+        kind = FORM["content-type"]
+        await upload.read_upload(trickle(), kind, tmp_path / "file", max_bytes=10**9)
+
+    with pytest.raises(DeadlineError, match="slower"):
+        asyncio.run(run())
 
 
 def test_a_key_sees_its_own_files_and_batches_only(texts: Texts, tmp_path: Path) -> None:

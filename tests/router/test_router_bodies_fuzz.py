@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections import Counter
 from typing import Any
@@ -81,7 +82,15 @@ FIELDS = {
     "early_stopping": st.booleans(),
     "include_timings": st.booleans(),
     "tools": anything,
+    "tool_choice": st.sampled_from(["none", "auto", "required"]) | anything,
     "response_format": anything,
+    "structured_outputs": st.dictionaries(
+        st.sampled_from(["json", "regex", "choice", "grammar", "json_object"]), anything, max_size=2
+    ),
+    "guided_json": anything | st.sampled_from(["{}", '{"type": "string"}', "NaN"]),
+    "guided_regex": st.text(max_size=5) | st.sampled_from(["a+", "a("]),
+    "guided_choice": st.lists(st.text(max_size=3), max_size=3),
+    "guided_grammar": st.text(max_size=5) | st.sampled_from(['start: "a"', 'root ::= "a"']),
     "unheard_of": anything,
 }
 
@@ -169,16 +178,23 @@ def test_no_body_is_answered_with_a_server_error(texts: Texts) -> None:
     ask_at_random(texts, num_bodies=250)
 
 
+def test_no_body_that_a_guard_has_read_is_answered_with_a_server_error(texts: Texts) -> None:
+    ask_at_random(texts, num_bodies=100, guarded=True)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_no_body_of_twenty_thousand_is_answered_with_a_server_error(texts: Texts) -> None:
     ask_at_random(texts, num_bodies=20_000)
 
 
-def ask_at_random(texts: Texts, *, num_bodies: int) -> None:
-    """Nothing is left behind: no request in the house, no attempt on a worker, no task."""
+def ask_at_random(texts: Texts, *, num_bodies: int, guarded: bool = False) -> None:
+    """Nothing is left behind: no request in the house, no attempt on a worker, no task, and no
+    failure of a task that nobody heard of."""
+    unheard: list[object] = []
     with asyncio.Runner() as runner:
-        made = house(texts, decode=1)
+        runner.get_loop().set_exception_handler(lambda _, context: unheard.append(context))
+        made = house(texts, decode=1, overrides={"guard": {"enabled": guarded}})
         h = runner.run(made.__aenter__())
 
         statuses: Counter[int] = Counter()
@@ -206,6 +222,8 @@ def ask_at_random(texts: Texts, *, num_bodies: int) -> None:
             runner.run(h.d.until(lambda w: not w.num_open))
             assert runner.run(tasks_at_rest()) <= num_tasks
             assert statuses[200] > 5 and statuses[400] > 5, "both kinds were tried"
+            gc.collect()
+            assert not unheard
         finally:
             runner.run(made.__aexit__(None, None, None))
 

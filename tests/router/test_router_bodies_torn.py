@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -34,6 +35,7 @@ GOOD: dict[str, dict[str, Any]] = {
 }
 LITERALS = ["NaN", "Infinity", "-Infinity", "1e999", "9" * 5000, "-0", "0x10", "01", "1.", "'a'"]
 LITERALS += ["undefined", "true false", "\\ud800", '"\\ud800"', '"\\u0000"', "{}[]", "", "\ufeff1"]
+MANY = [b"1", b"1.5", b'"a"', b"[1]", b"[]", b"{}", b"null", b'{"type":"text","text":"a"}']
 CONTENT_TYPES = ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "x"]
 
 
@@ -49,6 +51,9 @@ def torn(data: bytes) -> st.SearchStrategy[bytes]:
         st.integers(1, 60_000).map(lambda deep: b'{"a":' * deep),
         st.text(max_size=9).map(
             lambda text: data.replace("Hé".encode(), json.dumps(text).encode())
+        ),
+        st.tuples(st.sampled_from(MANY), st.integers(1, 100_000)).map(
+            lambda many: re.sub(b'"H[^"]*"', b"[" + b",".join([many[0]] * many[1]) + b"]", data)
         ),
         st.just(data[:-1] + b"," + data[1:]),
         st.just(data.decode().encode("utf-16")),

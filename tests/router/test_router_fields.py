@@ -116,9 +116,17 @@ STRUCTURE: dict[str, list[Fields]] = {
     "guided_grammar": [{"guided_grammar": 'start: "a"'}],
 }
 TOOLS: list[Fields] = [{"type": "function", "function": {"name": "f"}}]
+NAMED: Fields = {"type": "function", "function": {"name": "f"}}
+CHOICES: list[object] = [
+    "none",
+    "auto",
+    "required",
+    NAMED,
+    {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}},
+]
 CALLING: dict[str, list[Fields]] = {
     "tools": [{"tools": TOOLS}],
-    "tool_choice": [{"tools": TOOLS, "tool_choice": choice} for choice in ("none", "required")],
+    "tool_choice": [{"tools": TOOLS, "tool_choice": choice} for choice in CHOICES],
     "parallel_tool_calls": [{"tools": TOOLS, "parallel_tool_calls": False}],
 }
 TRUSTING: dict[str, dict[str, object]] = {"router": {"trust_request_chat_template": True}}

@@ -135,3 +135,13 @@ def test_arguments_come_in_pieces_once_the_name_is_known() -> None:
     texts = [p.text for pieces in found for p in pieces if isinstance(p, CallArguments)]
     assert len(texts) > 20, "they are not held back"
     assert json.loads("".join(texts)) == json.loads(W)
+
+
+@pytest.mark.parametrize("key", ["name", "type", "id"])
+def test_a_value_nested_without_end_is_no_call(key: str) -> None:
+    """A model repeats what it is told to."""
+    value = "[" * 5000 + "]" * 5000
+    text = f'<tool_call>{{"{key}": {value}, "arguments": {{}}}}</tool_call>'
+    content, calls = found_in(run(HermesParser(), [text]))
+    assert not calls
+    assert content.startswith(f'{{"{key}": [[[')

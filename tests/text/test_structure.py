@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from fakes_byte_model import EOS, VOCAB_SIZE, write_byte_model
 from fakes_tokenizer_files import save_sentencepiece
+from llguidance.gbnf_to_lark import is_lark_syntax
 
 from core.errors import BadRequestError
 from text.model_card import ModelSource, load_card
@@ -165,6 +166,7 @@ def test_what_cannot_be_compiled_is_refused_with_a_reason(
         (lambda: json_part([{"multipleOf": 9000 + i} for i in range(9)]), "object"),
         (lambda: json_part({"anyOf": [{"multipleOf": 9000}] * 9}), "multipleOf"),
         (lambda: lark_part('start: %json {"multipleOf": 7}'), "multipleOf"),
+        (lambda: lark_part('start: %json {"m\\u0075ltiple\\u004Ff": 7}'), "multipleOf"),
         (lambda: json_part(_nested(200)), "nested"),
         (lambda: regex_part(""), "empty"),
         (lambda: choice_part([]), "nothing"),
@@ -173,12 +175,36 @@ def test_what_cannot_be_compiled_is_refused_with_a_reason(
         (lambda: lark_part("what is this"), "neither"),
         (lambda: lark_part("a ::= 1"), "neither"),
         (lambda: lark_part("a ::="), "neither"),
+        (lambda: lark_part("\n" * 400_000 + "x"), "GBNF may have"),
+        (lambda: lark_part(_chained(501)), "GBNF may have"),
     ],
 )
 def test_what_no_compiler_should_see_is_refused_before(make: object, said: str) -> None:
     assert callable(make)
     with pytest.raises(BadRequestError, match=said):
         make()
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        'start: "a"',
+        '\n\n \tstart \n : "a"',
+        '%llguidance {}\nstart: "a"',
+        "B: /b/\nstart: B",
+        "B: /b/\n" + "\n" * 100_000 + "start: B",
+    ],
+    ids=range(5),
+)
+def test_lark_is_told_by_how_a_line_begins(grammar: str) -> None:
+    assert lark_part(grammar) == {"lark_grammar": grammar}
+    assert is_lark_syntax(grammar[-1000:]), "as the library has it"
+
+
+@pytest.mark.timeout(60)
+def test_the_longest_chain_of_rules_is_converted_in_moments() -> None:
+    converted = lark_part(_chained(500))["lark_grammar"]
+    assert isinstance(converted, str) and converted.count("\n") > 500
 
 
 @pytest.mark.parametrize(
@@ -254,6 +280,12 @@ def test_the_text_of_a_grammar_is_canonical() -> None:
     assert json.loads(text)["grammars"][0]["json_schema"]["a"] == "\u00e9"
     assert text == text_of(json_part({"b": 1, "a": "\u00e9"}))
     assert text.index('"b"') < text.index('"a"'), "properties keep their order"
+
+
+def _chained(num_rules: int) -> str:
+    """Each rule known to be a terminal only after the one below it."""
+    rules = [f"r{i} ::= r{i + 1}" for i in range(num_rules - 2)]
+    return "\n".join(["root ::= r0", *rules, f"r{num_rules - 2} ::= [a]"])
 
 
 def _nested(depth: int) -> object:

@@ -132,7 +132,9 @@ def test_token_bytes_join_to_the_text(default_tokenizer: Tokenizer) -> None:
 
 
 def test_ids_outside_the_vocabulary_decode_to_nothing(default_tokenizer: Tokenizer) -> None:
-    assert default_tokenizer.token_bytes(10**6) == b""
+    for token_id in (10**6, -1, 2**32, 2**70):
+        assert default_tokenizer.token_bytes(token_id) == b""
+        assert default_tokenizer.token_string(token_id) == ""
     assert default_tokenizer.decode([10**6, *default_tokenizer.encode("a")]) == "a"
 
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 
 import llguidance
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from core.errors import BadRequestError
 
@@ -23,6 +24,13 @@ MAX_REMAINDERS = 20_000
 MAX_FLOAT = 1e300
 """What is larger is for the compiler to refuse."""
 MAX_SCHEMA_DEPTH = 100
+MAX_GBNF_CHARACTERS = 32 * 1024
+MAX_GBNF_RULES = 500
+"""Of a grammar in GBNF: its converter takes time by the square of its rules, some seconds then."""
+_LARK = re.compile(r"(?m)^[^\S\n]*(?:%llguidance\b|start\s*:)")
+"""What begins a line of a Lark grammar only. The library's own expression for it takes time by the
+square of a run of line ends, and holds Python's lock for all of it."""
+_ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")
 _SPACE = " |\\n {0,32}|\\n\\t{0,16}"
 """Between JSON's tokens: one space, or a line's end with an indent. Where any space is allowed,
 small models write it without end."""
@@ -66,10 +74,17 @@ def lark_part(grammar: str) -> Part:
     """
     if not grammar.strip():
         raise BadRequestError("the grammar is empty")
-    if "multipleOf" in grammar:
+    if "multipleOf" in _ESCAPE.sub(lambda found: chr(int(found[1], 16)), grammar):
         raise BadRequestError("multipleOf is only supported in a schema by itself")
+    if _LARK.search(grammar):
+        return {"lark_grammar": grammar}
+    if len(grammar) > MAX_GBNF_CHARACTERS or grammar.count("::=") > MAX_GBNF_RULES:
+        raise BadRequestError(
+            f"a grammar in GBNF may have {MAX_GBNF_CHARACTERS} characters and {MAX_GBNF_RULES} "
+            "rules; one in Lark's syntax has a rule named start"
+        )
     try:
-        return {"lark_grammar": any_to_lark(grammar)}
+        return {"lark_grammar": gbnf_to_lark(grammar)}
     except Exception as error:  # noqa: BLE001 - the converter raises bare ones for what it can't read
         raise BadRequestError(f"neither Lark nor GBNF: {error}") from None
 
