@@ -177,6 +177,12 @@ def test_what_cannot_be_compiled_is_refused_with_a_reason(
         (lambda: lark_part("a ::="), "neither"),
         (lambda: lark_part("\n" * 400_000 + "x"), "GBNF may have"),
         (lambda: lark_part(_chained(501)), "GBNF may have"),
+        (
+            lambda: lark_part("start: r0\n" + "\n".join(f"r{i}: r{i + 1}" for i in range(9000))),
+            "rules",
+        ),
+        (lambda: lark_part('start: %json {"$r\\u0065f": "#"}'), "ref"),
+        (lambda: json_part(_referring(3000)), "references"),
     ],
 )
 def test_what_no_compiler_should_see_is_refused_before(make: object, said: str) -> None:
@@ -228,6 +234,11 @@ def test_hostile_grammars_cost_little_or_are_a_problem(
         if not choices:
             break
         state.accept(choices[len(choices) // 2])
+
+
+def test_references_are_followed_as_far_as_the_stack_allows(compiler: GrammarCompiler) -> None:
+    """Thousands of them would end the process."""
+    assert not compiler.compile(text_of(json_part(_referring(195)))).start().problem
 
 
 def test_grammars_are_kept_and_the_least_used_forgotten(tokenizer: Tokenizer) -> None:
@@ -286,6 +297,16 @@ def _chained(num_rules: int) -> str:
     """Each rule known to be a terminal only after the one below it."""
     rules = [f"r{i} ::= r{i + 1}" for i in range(num_rules - 2)]
     return "\n".join(["root ::= r0", *rules, f"r{num_rules - 2} ::= [a]"])
+
+
+def _referring(num_definitions: int) -> dict[str, object]:
+    """Each definition leads to the next one."""
+    links: dict[str, object] = {
+        f"d{i}": {"properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}}}
+        for i in range(num_definitions)
+    }
+    links[f"d{num_definitions}"] = {"type": "string"}
+    return {"$ref": "#/$defs/d0", "$defs": links}
 
 
 def _nested(depth: int) -> object:

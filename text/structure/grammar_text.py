@@ -24,12 +24,19 @@ MAX_REMAINDERS = 20_000
 MAX_FLOAT = 1e300
 """What is larger is for the compiler to refuse."""
 MAX_SCHEMA_DEPTH = 100
+MAX_REFERRED_DEPTH = 1_000
+"""References of a schema times how deep it is nested: the compiler follows them on its stack, and
+where that ends, so does the process (at 3,000 to 5,000, in a thread of ours)."""
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+MAX_RULES = 1_000
+"""Of a Lark grammar, for the same reason."""
 MAX_GBNF_CHARACTERS = 32 * 1024
 MAX_GBNF_RULES = 500
 """Of a grammar in GBNF: its converter takes time by the square of its rules, some seconds then."""
 _LARK = re.compile(r"(?m)^[^\S\n]*(?:%llguidance\b|start\s*:)")
 """What begins a line of a Lark grammar only. The library's own expression for it takes time by the
 square of a run of line ends, and holds Python's lock for all of it."""
+_RULE = re.compile(r"(?m)^[^\S\n]*[?!]?[^\W\d][^\n:]*:")
 _ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")
 _SPACE = " |\\n {0,32}|\\n\\t{0,16}"
 """Between JSON's tokens: one space, or a line's end with an indent. Where any space is allowed,
@@ -74,9 +81,13 @@ def lark_part(grammar: str) -> Part:
     """
     if not grammar.strip():
         raise BadRequestError("the grammar is empty")
-    if "multipleOf" in _ESCAPE.sub(lambda found: chr(int(found[1], 16)), grammar):
-        raise BadRequestError("multipleOf is only supported in a schema by itself")
+    unescaped = _ESCAPE.sub(lambda found: chr(int(found[1], 16)), grammar)
+    for keyword in ("multipleOf", *_REFERENCES):
+        if keyword in unescaped:
+            raise BadRequestError(f"{keyword} is only supported in a schema by itself")
     if _LARK.search(grammar):
+        if sum(1 for _ in _RULE.finditer(grammar)) > MAX_RULES:
+            raise BadRequestError(f"it has more than {MAX_RULES} rules")
         return {"lark_grammar": grammar}
     if len(grammar) > MAX_GBNF_CHARACTERS or grammar.count("::=") > MAX_GBNF_RULES:
         raise BadRequestError(
@@ -95,13 +106,35 @@ def quoted(text: str) -> str:
 
 
 def _check_schema(schema: object) -> None:
-    """Its depth, and what `multipleOf` adds up to: each remainder is a state that costs no fuel."""
+    """Its depth, also through references, and what `multipleOf` adds up to: each remainder is a
+    state that costs no fuel."""
     steps = [Fraction(str(step)) for step in _steps(schema, 0) if step > 0]
     scale = math.lcm(*(step.denominator for step in steps))
     states = [int(step * scale) for step in steps]
     if sum(states) > MAX_REMAINDERS or math.lcm(*states) > MAX_REMAINDERS:
         raise BadRequestError(
             f"multipleOf leaves more than {MAX_REMAINDERS} remainders to be followed"
+        )
+    _check_references(schema)
+
+
+def _check_references(schema: object) -> None:
+    """No longer way leads through a schema than past all its references, each as deep as it is."""
+    references, depth, level = set[object](), 0, [schema]
+    while level:
+        depth += 1
+        inside: list[object] = []
+        for value in level:
+            if isinstance(value, Mapping):
+                references.update(str(value[key]) for key in _REFERENCES if key in value)
+                inside += value.values()
+            elif isinstance(value, list):
+                inside += value
+        level = [value for value in inside if isinstance(value, Mapping | list)]
+    if len(references) * depth > MAX_REFERRED_DEPTH:
+        raise BadRequestError(
+            f"it has {len(references)} references and is nested {depth} deep, together more than "
+            f"{MAX_REFERRED_DEPTH} levels"
         )
 
 
