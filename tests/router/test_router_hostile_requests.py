@@ -50,9 +50,11 @@ def many_faults() -> Iterator[object]:
     """Values with many things wrong, whatever is expected of them."""
     unknown = {f"field {i}": 1 for i in range(300)}
     yield unknown
-    for item in (1.5, "a", 7, None, {}):
+    single: tuple[object, ...] = (1.5, "a", 7, None, {})
+    for item in single:
         yield [item] * 300
-    for item in ([1.5] * 50, ["a"] * 50, unknown):
+    nested: tuple[object, ...] = ([1.5] * 50, ["a"] * 50, unknown)
+    for item in nested:
         yield [item] * 20
     for fields in (
         {"type": "function", "function": unknown},
