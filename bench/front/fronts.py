@@ -27,7 +27,7 @@ from core.clock import MonotonicClock
 TANDEM, NO_ROUTER = "tandem", "no router"
 VLLM_ROUTER: Peer = "vllm-router"
 STEP_S = 0.01
-_START_TIMEOUT_S = 60.0
+_START_TIMEOUT_S = 180.0
 
 
 @dataclass(frozen=True, slots=True)
