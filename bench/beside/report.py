@@ -41,6 +41,10 @@ class OnlineReport:
     num_requests: int
     errors: dict[str, int]
     ttft_s: Distribution | None
+    waiting_s: Distribution | None
+    """Of TTFT, as the server tells it: until the first chunk is planned."""
+    computing_s: Distribution | None
+    """From there to the first token; longer too if others take cores from the prefill worker."""
     tpot_s: Distribution | None
 
     @property
@@ -102,8 +106,14 @@ def online_report(records: Sequence[RequestRecord]) -> OnlineReport:
         num_requests=len(records),
         errors=dict(Counter(record.error for record in records if record.error is not None)),
         ttft_s=distribution(record.ttft_s for record in good),
+        waiting_s=_told(good, "queue_s"),
+        computing_s=_told(good, "prefill_s"),
         tpot_s=distribution(r.tpot_s for r in good if r.tpot_s is not None),
     )
+
+
+def _told(records: Sequence[RequestRecord], name: str) -> Distribution | None:
+    return distribution(r.timings[name] for r in records if name in r.timings)
 
 
 def differences_s(

@@ -17,7 +17,7 @@ def online_table(report: BesideReport) -> Table:
     )
     table = Table(title=f"Online requests, {report.model}", caption=caption)
     table.add_column("beside them")
-    for heading in ("ok", "TTFT", "TPOT"):
+    for heading in ("ok", "TTFT", "of it waiting", "of it computing", "TPOT"):
         table.add_column(heading, justify="right")
     for name, online in (
         ("no batch", report.without),
@@ -54,6 +54,8 @@ def _cells(online: OnlineReport) -> list[str]:
     return [
         f"{online.num_requests - online.num_failed}/{online.num_requests}",
         milliseconds(online.ttft_s),
+        milliseconds(online.waiting_s),
+        milliseconds(online.computing_s),
         milliseconds(online.tpot_s),
     ]
 

@@ -105,6 +105,7 @@ def test_both_slices_of_a_pair_get_the_same_arrivals_with_other_tokens(tmp_path:
     assert report.num_lines_in_slices == sum(batches.num_looks[each] for each in batches.cancelled)
     assert report.chunk_s.p50 == CHUNK_S
     assert report.rate_rps == rate_for(PLAN, CHUNK_S)
+    assert report.beside.computing_s is not None and report.beside.computing_s.max == CHUNK_S
     assert report.is_whole and report.status == "completed"
     prompts = [request["prompt"] for request in server.requests]
     assert all(isinstance(prompt, list) for prompt in prompts)
