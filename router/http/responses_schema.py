@@ -14,7 +14,7 @@ from core.errors import BadRequestError
 from router.http.cache_control import CacheControl
 from router.http.responses_input import Conversation, Input
 from router.http.schema import ChatBody
-from router.http.strict import JsonObject, Listed, Named, Strict
+from router.http.strict import JsonObject, Listed, Named, Off, Strict
 from router.request_spec import RequestSpec
 
 MAX_METADATA = 16
@@ -133,7 +133,7 @@ class NamedFunction(Strict):
 
 
 class ResponsesStreamOptions(Strict):
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: Off | None = None
 
 
 class ResponsesBody(Strict):

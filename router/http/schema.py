@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from core.errors import BadRequestError
 from router.http.cache_control import CacheControl
 from router.http.conversation import ChatMessage, TemplateFields
-from router.http.strict import Listed, Named, Strict
+from router.http.strict import Listed, Named, Off, Strict
 from router.http.structure_fields import StructureFields
 from router.http.tool_fields import ToolChoice, tooling_of
 from router.request_spec import (
@@ -59,7 +59,7 @@ Tokens are spelt as they are, so that `spaces_between_special_tokens` has nothin
 class StreamOptions(Strict):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: Off | None = None
 
 
 class _Body(StructureFields):

@@ -10,6 +10,7 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 
 
+@tool  # type: ignore[untyped-decorator]
 def weather(city: Literal["Paris", "Rome"]) -> str:
     """The weather of a city."""
     return f"Sunny in {city}."
@@ -23,9 +24,9 @@ def main() -> None:
         return ChatOpenAI(model=model, base_url=f"{url}/v1", api_key="none", **(base | settings))
 
     talk, through_responses = chat(), chat(use_responses_api=True)
-    named = chat(max_tokens=400).bind_tools([tool(weather)], tool_choice="weather", strict=True)
+    named = chat(max_tokens=400).bind_tools([weather], tool_choice="weather", strict=True)
     required = chat(max_tokens=400).bind_tools(
-        [tool(weather)], tool_choice="required", strict=True, parallel_tool_calls=False
+        [weather], tool_choice="required", strict=True, parallel_tool_calls=False
     )
     told = {
         "whole": told_of(talk.invoke(question)),

@@ -50,12 +50,10 @@ def many_faults() -> Iterator[object]:
     """Values with many things wrong, whatever is expected of them."""
     unknown = {f"field {i}": 1 for i in range(300)}
     yield unknown
-    single: tuple[object, ...] = (1.5, "a", 7, None, {})
-    for item in single:
-        yield [item] * 300
-    nested: tuple[object, ...] = ([1.5] * 50, ["a"] * 50, unknown)
-    for item in nested:
-        yield [item] * 20
+    few: tuple[object, ...] = (1.5, "a", 7, None, {})
+    yield from ([item] * 300 for item in few)
+    large: tuple[object, ...] = ([1.5] * 50, ["a"] * 50, unknown)
+    yield from ([item] * 20 for item in large)
     for fields in (
         {"type": "function", "function": unknown},
         {"role": "user", "content": [unknown] * 20},
