@@ -6,7 +6,7 @@ only with a value that asks for nothing (`"tools": null`). Ranges are checked by
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, model_validator
 
