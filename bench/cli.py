@@ -6,6 +6,7 @@ import typer
 
 from bench.attention_command import attention
 from bench.batching_command import batching
+from bench.beside.command import batch
 from bench.chaos.command import chaos
 from bench.front.command import router
 from bench.guard.command import guard
@@ -32,6 +33,7 @@ VERBS = (
     structure,
     throughput,
     batching,
+    batch,
     handoff,
     suite,
     chaos,

@@ -23,6 +23,7 @@ from core.errors import TandemError
 
 Endpoint = Literal["completions", "chat"]
 PromptKind = Literal["tokens", "words"]
+_JSON = "application/json"
 
 
 class ServerError(TandemError):
@@ -87,13 +88,15 @@ class OpenAIClient:
 
     async def get(self, path: str) -> Response:
         """A plain GET of `path`, from the server's root. Raises ServerError."""
-        payload = _http_request("GET", path, self.target, b"")
-        try:
-            async with asyncio.timeout(self.target.timeout_s):
-                return await self._pool.exchange(payload, _no_events)
-        except (OSError, ProtocolError) as problem:
-            reason = str(problem) or type(problem).__name__
-            raise ServerError(f"no answer from {self.target.base_url}{path}: {reason}") from None
+        return await self._ask(path, _http_request("GET", path, self.target, b""))
+
+    async def call(
+        self, method: str, path: str, body: bytes = b"", content_type: str = _JSON
+    ) -> Response:
+        """One exchange without a stream, `path` being below the API's own. Raises ServerError."""
+        whole = _prefix(self.target.base_url) + path
+        request = _http_request(method, whole, self.target, body, content_type)
+        return await self._ask(whole, request)
 
     async def metrics_page(self) -> str:
         """The server's Prometheus page; empty if it has none. Raises ServerError."""
@@ -102,7 +105,7 @@ class OpenAIClient:
 
     async def first_model(self) -> str:
         """The name of the first model the server lists. Raises ServerError."""
-        response = await self.get(f"{_prefix(self.target.base_url)}/models")
+        response = await self.call("GET", "/models")
         try:
             return str(json.loads(response.body)["data"][0]["id"])
         except (ValueError, LookupError, TypeError):
@@ -111,6 +114,14 @@ class OpenAIClient:
     def close(self) -> None:
         """Closes idle connections. Idempotent."""
         self._pool.close()
+
+    async def _ask(self, path: str, request: bytes) -> Response:
+        try:
+            async with asyncio.timeout(self.target.timeout_s):
+                return await self._pool.exchange(request, _no_events)
+        except (OSError, ProtocolError) as problem:
+            reason = str(problem) or type(problem).__name__
+            raise ServerError(f"no answer from {self.target.base_url}{path}: {reason}") from None
 
 
 async def with_model(target: Target, clock: Clock) -> Target:
@@ -160,13 +171,15 @@ def _prefix(base_url: str) -> str:
     return f"/{path}" if path else "/v1"
 
 
-def _http_request(method: str, path: str, target: Target, body: bytes) -> bytes:
+def _http_request(
+    method: str, path: str, target: Target, body: bytes, content_type: str = _JSON
+) -> bytes:
     host = target.base_url.split("://", 1)[-1].partition("/")[0]
     lines = [
         f"{method} {path} HTTP/1.1",
         f"Host: {host}",
         "User-Agent: tandem-bench",
-        "Content-Type: application/json",
+        f"Content-Type: {content_type}",
         f"Content-Length: {len(body)}",
     ]
     if target.api_key is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -21,6 +22,8 @@ from core.errors import ConfigError
 
 _STOP_GRACE_S = 20.0
 _KEPT_LINES = 30
+_FIRST_PORT, _END_OF_PORTS = 20_000, 32_768
+"""Below what Linux hands out by itself (net.ipv4.ip_local_port_range)."""
 
 
 @contextlib.asynccontextmanager
@@ -79,11 +82,16 @@ def parse_settings(texts: Sequence[str]) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """A TCP port that was free a moment ago."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+    """A TCP port that was free a moment ago, and that the system gives to nobody who asks for any.
+
+    Ports beyond are handed out to every connection that somebody opens, at times to one that is
+    opened before who was told of the port gets to use it.
+    """
+    while True:
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            port = _FIRST_PORT + secrets.randbelow(_END_OF_PORTS - _FIRST_PORT)
+            listener.bind(("127.0.0.1", port))
+            return port
 
 
 class _Output:

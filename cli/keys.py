@@ -38,6 +38,15 @@ def create(
     tokens_per_minute: Limit = None,
     max_concurrency: Limit = None,
     daily_tokens: Limit = None,
+    pinned_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Prompt tokens that are pinned at once (cache_control); 0: none. Unset: as "
+            "tenants.pinned_tokens says.",
+            show_default=False,
+        ),
+    ] = None,
     expires: Annotated[
         str | None,
         typer.Option(
@@ -77,7 +86,9 @@ def create(
         name,
         now=now,
         priority_class=PriorityClass(priority_class),
-        limits=KeyLimits(requests_per_minute, tokens_per_minute, max_concurrency, daily_tokens),
+        limits=KeyLimits(
+            requests_per_minute, tokens_per_minute, max_concurrency, daily_tokens, pinned_tokens
+        ),
         expires_at=None if expires is None else expiry_of(expires, now),
         isolate_cache=isolate_cache,
         models=model or (),
@@ -159,6 +170,7 @@ def line_of(record: KeyRecord, now: float) -> str:
         "tokens_per_minute": "tokens/min",
         "max_concurrency": "at once",
         "daily_tokens": "tokens/day",
+        "pinned_tokens": "tokens pinned",
     }
     limits = [
         f"{value} {names[name]}"

@@ -37,7 +37,8 @@ def audit(
     file: ConfigFile = None,
     settings: Settings = None,
 ) -> None:
-    """Show every worker's KV blocks by state and by holder, and whether its books balance.
+    """Show every worker's KV blocks by state and holder, who has some pinned, and whether its books
+    balance.
 
     Asks the workers of the newest `tandem serve` here, or with --set state.backend=redis all that
     are announced there. The states' counts must add up to the pool, and what the pool keeps count
@@ -96,6 +97,7 @@ class WorkerBooks:
                 "epoch": self.reply.epoch,
                 "num_blocks": self.reply.num_blocks,
                 "blocks_by_state": dict(self.reply.blocks_by_state),
+                "pinned_blocks": dict(self.reply.pinned_blocks),
                 "holders": [
                     {"kind": holder.kind, "id": holder.id, "num_blocks": holder.num_blocks}
                     for holder in _sorted_holders(self.reply)
@@ -147,6 +149,10 @@ def _worker_text(books: WorkerBooks) -> str:
     lines += [
         f"  {holder.kind:<8} {holder.num_blocks:>6}  {holder.id}"
         for holder in _sorted_holders(reply)
+    ]
+    lines += [
+        f"  {'pinned':<8} {num_blocks:>6}  {owner or 'for everybody'}"
+        for owner, num_blocks in sorted(reply.pinned_blocks.items())
     ]
     return "\n".join([*lines, f"  {books.problem or 'the books balance'}"])
 

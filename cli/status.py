@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from bench.peers.memory import ProcessMemory
     from cluster.run_record import Run
 
-ANSWER_TIMEOUT_S = 2.0
+ANSWER_TIMEOUT_S = 5.0
 EXIT_NOTHING = 1
 
 

@@ -15,7 +15,19 @@ from cli.options import ConfigFile, Settings
 if TYPE_CHECKING:
     from state.tenants import UsageRow
 
-COLUMNS = ("key", "model", "kind", "requests", "prompt", "cached", "output", "weighted", "cost")
+COLUMNS = (
+    "key",
+    "model",
+    "kind",
+    "requests",
+    "prompt",
+    "cached",
+    "output",
+    "weighted",
+    "pinned",
+    "cost",
+)
+"""`pinned`: tokens times hours."""
 
 
 def usage(
@@ -60,5 +72,6 @@ def _cells(row: UsageRow) -> tuple[str, ...]:
         str(row.cached_tokens),
         str(row.output_tokens),
         str(row.weighted_tokens),
+        f"{row.pinned_token_seconds / 3600:.0f}",
         f"{row.cost_nanos / 1e9:.6f}",
     )

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from cluster.child_ranks import ChildRanks
+from cluster.loaded import keep_loaded
 from cluster.plan import num_ranks
 from cluster.priority import give_way
 from cluster.shell import Ending, Endpoints, MakeRouter, MakeWorker
@@ -60,6 +61,7 @@ async def run_worker(
             member = await _unless(signals.requested, start)
             if member is None:
                 return EXIT_STOPPED
+            keep_loaded()
             on_ready(member)
             status = await _until_over(worker.wait_ended(), signals.requested)
             if status == EXIT_STOPPED and signals.requested.is_set():
@@ -85,6 +87,7 @@ async def run_router(
             endpoints = await _unless(signals.requested, router.start())
             if endpoints is None:
                 return EXIT_STOPPED
+            keep_loaded()
             on_ready(endpoints)
             status = await _until_over(router.wait_failed(), signals.requested)
             await _unless(signals.hurry, router.stop(config.worker.drain_timeout_s))

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import ray.util
 
+from cluster.loaded import keep_loaded
 from cluster.logs import configure_logging, redirect_output
 from cluster.own_address import with_own_address
 from cluster.priority import give_way
@@ -104,6 +105,7 @@ class WorkerActor:
         except TandemError as error:
             log.error("start refused: %s", error.message)
             return Refusal(error.code, error.message)
+        keep_loaded()
         return Ready(self._name, os.getpid(), member.address)
 
     async def progress_after(self, seen: int) -> tuple[int, str]:
@@ -151,6 +153,7 @@ class RouterActor:
         except TandemError as error:
             log.error("start refused: %s", error.message)
             return Refusal(error.code, error.message)
+        keep_loaded()
         return Ready(self._name, os.getpid(), endpoints.http, endpoints.grpc)
 
     async def progress_after(self, seen: int) -> tuple[int, str]:

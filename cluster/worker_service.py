@@ -290,6 +290,7 @@ def audit(pool: BlockPool) -> worker_pb2.AuditKvReply:
         blocks_by_state=pool.blocks_by_state(),
         num_blocks=pool.num_blocks,
         holders=holders,
+        pinned_blocks=pool.pinned_by_owner(),
         consistent=not problem,
         problem=problem,
     )

@@ -41,6 +41,10 @@ class LoadReport:
     last_step_age_s: float = 0.0
     """Time since the last step ended while work was pending; 0 when idle."""
     num_preemptions: int = 0
+    pinned_blocks: dict[str, int] = field(default_factory=dict)
+    """Pinned blocks, cached or held, by whom they are pinned for."""
+    num_pins_dropped: int = 0
+    """Pinned blocks that were evicted before their time, since there was no other left."""
     ready: bool = True
     draining: bool = False
     kv_transfer_bytes: int = 0
@@ -57,3 +61,7 @@ class LoadReport:
     @property
     def num_blocks(self) -> int:
         return sum(self.kv_blocks.values())
+
+    @property
+    def num_pinned_blocks(self) -> int:
+        return sum(self.pinned_blocks.values())

@@ -14,6 +14,10 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+BACKGROUND_PRIORITY = 500
+"""Attempts from here on, such as those of batches, run in what all others leave. The router keeps a
+client's own priority on its side of it."""
+
 
 class FinishReason(enum.StrEnum):
     """Why a choice ended; the values are OpenAI's."""
@@ -87,6 +91,24 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class PinnedPrefix:
+    """The first `num_tokens` tokens of a prompt, for `ttl_s` after they were computed."""
+
+    num_tokens: int
+    ttl_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PinWish:
+    """What of a prompt's KV is to stay cached with the worker that computes it, for whom."""
+
+    prefixes: tuple[PinnedPrefix, ...]
+    owner: str = ""
+    max_owned_tokens: int | None = None
+    """Most tokens that the owner may have pinned on this worker; None: no limit."""
+
+
+@dataclass(frozen=True, slots=True)
 class Attempt:
     """One try of a request: what a worker is asked to run.
 
@@ -112,6 +134,8 @@ class Attempt:
     trace_context: str = ""
     grammar: str = ""
     """What every choice's output follows, as `text.structure` writes it; empty: anything goes."""
+    pins: PinWish | None = None
+    """None: nothing was asked to be pinned."""
 
     def __post_init__(self) -> None:
         assert self.choices, "an attempt covers at least one choice"
@@ -121,6 +145,11 @@ class Attempt:
     @property
     def num_emitted(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def in_background(self) -> bool:
+        """Whether others wait for no more of it than its step that is under way."""
+        return self.priority >= BACKGROUND_PRIORITY
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +183,19 @@ class PromptLogprobs:
     transfer_id: str
     start: int
     logprobs: tuple[TokenLogprobs, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """What became of an attempt's `PinWish`; it comes before the first token.
+
+    `num_tokens` is the longest prefix that stays cached, 0: none. `token_seconds` says by how much
+    longer than before, in seconds, for each of its tokens, added up.
+    """
+
+    transfer_id: str
+    num_tokens: int
+    token_seconds: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 Submit              refused (AttemptFailed), or waits in serving order
 admitted            with a handoff: blocks reserved, the pull opened; the rest steps meanwhile
-                    without: its tokens are computed here in chunks, Started sent with the first
+                    without: its tokens are computed here in chunks, Started sent with the first;
+                    once they are, prefixes are pinned as asked (Pinned)
 BlocksArrived       unpacked into blocks that still import this transfer; else thrown away
 PullClosed          first tokens known: choices fork off the shared blocks and run
 each step           one token for each running choice, sent as TokenEvent
@@ -27,6 +28,7 @@ from decode_worker.scheduler import DecodeScheduler, import_holder
 from decode_worker.task import Task
 from engine.intake import Deadlines, Limits, Tombstones, failed, refuse, refuse_id
 from engine.kv_lender import KVLender
+from engine.pinning import earliest, pin_prompt
 from engine.plan import PlannedChunk, StepPlan, make_plan
 from engine.prompt_scores import split_scores
 from engine.role import Cancel, Move, Submit
@@ -100,6 +102,7 @@ class DecodeRole:
                 raise AssertionError(f"a decode role does not take {message!r}")
 
     def schedule(self, now: float) -> StepPlan | None:
+        self.pool.expire_pins(now)
         for transfer_id in self._deadlines.pop_expired(now):
             self._fail(transfer_id, "deadline_exceeded", "the deadline passed during decode")
         self._hand_back()
@@ -131,7 +134,7 @@ class DecodeRole:
         return events
 
     def next_deadline(self) -> float | None:
-        return self._deadlines.next()
+        return earliest(self._deadlines.next(), self.pool.next_pin_expiry())
 
     def load(self) -> LoadReport:
         scheduler = self._scheduler
@@ -144,6 +147,8 @@ class DecodeRole:
             kv_blocks=self.pool.blocks_by_state(),
             num_promised_blocks=scheduler.num_promised_blocks,
             kv_unfilled_slots=num_unfilled_slots(self.pool, scheduler.running),
+            pinned_blocks=self.pool.pinned_by_owner(),
+            num_pins_dropped=self.pool.num_pins_dropped,
             num_preemptions=scheduler.num_preemptions,
         )
 
@@ -316,6 +321,8 @@ class DecodeRole:
         task = self._tasks[sequence.transfer_id]
         if task.handoff is None and task.computed_at is None:
             task.computed_at = now
+            if pinned := pin_prompt(self.pool, sequence, now):
+                self._events.append(pinned)
         if len(drawn) == 1:
             self._emit_one(task, chunk, drawn[0])
             return

@@ -10,7 +10,9 @@ one inside. What that doesn't foresee, preemption settles. Imports are never pre
 deadline. What has more choices than a step has rows enters alone; choices without a row wait.
 
 A sequence whose KV is missing here (no handoff, or preempted) is computed in chunks among the
-others: one step takes at most `chunk_tokens` of such tokens.
+others: one step takes at most `chunk_tokens` of such tokens, and one that waits goes before those
+it precedes in order as soon as their present chunk has ended. What runs in the background (a batch)
+is computed in no step in which others are.
 """
 
 from __future__ import annotations
@@ -48,15 +50,20 @@ class Decision:
     chunks: list[PlannedChunk] = field(default_factory=list)
     imports: list[Sequence] = field(default_factory=list)
     num_scored: int = 0
+    computes_foreground: bool = False
+    """Whether it computes a prompt that is no background's."""
 
     def add_prompt(self, sequence: Sequence, num_tokens: int) -> None:
         """The next tokens of a sequence that is still being computed."""
         chunk = prompt_chunk(sequence, num_tokens)
         self.chunks.append(chunk)
         self.num_scored += chunk.num_scored
+        self.computes_foreground |= not sequence.in_background
 
     def longest(self, sequence: Sequence, budget: int) -> int:
         """How many of the sequence's tokens the step can take."""
+        if sequence.in_background and self.computes_foreground:
+            return 0
         longest = min(sequence.num_uncomputed, budget)
         return min(longest, MAX_SCORED - self.num_scored) if sequence.scores_prompt else longest
 
@@ -104,6 +111,7 @@ class DecodeScheduler:
     def next_step(self) -> Decision:
         """Grows running sequences, admits waiting ones, and plans the step's chunks."""
         decision = Decision()
+        self._let_overtake()
         self._plan_running(decision)
         self._admit_waiting(decision)
         return decision
@@ -157,6 +165,16 @@ class DecodeScheduler:
         """Blocks that admitted sequences may still grow into."""
         inside = [*self.running, *self.importing]
         return sum(self._growth(s, s.max_tokens_total) for s in inside)
+
+    def _let_overtake(self) -> None:
+        """Admits who waits to be computed and precedes somebody who is: it gets the next chunk."""
+        while self.waiting:
+            head = self.waiting[0]
+            behind = (s for s in self.running if s.num_uncomputed > 1 and head.order < s.order)
+            if head.transfer_id in self._to_import or next(behind, None) is None:
+                return
+            if not self._admit(head, imports=False):
+                return
 
     def _plan_running(self, decision: Decision) -> None:
         num_decode = sum([s.num_uncomputed == 1 for s in self.running])

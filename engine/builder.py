@@ -116,6 +116,7 @@ def build_engine(
         storage.num_blocks,
         spec.block_size,
         enable_prefix_caching=config.cache.enable_prefix_caching,
+        max_pinned_blocks=int(config.cache.max_pinned_share * storage.num_blocks),
         on_first_use=FirstTouch(storage).taken if model.device.type == "cpu" else None,
     )
     return Engine(

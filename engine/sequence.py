@@ -159,6 +159,10 @@ class Sequence:
         return (self.attempt.priority, self.arrival, self.choices[0])
 
     @property
+    def in_background(self) -> bool:
+        return self.attempt.in_background
+
+    @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
 

@@ -10,6 +10,7 @@ A block's state is derived from its holders, never stored beside them:
 * `publish` says that a held block's content is complete and under which hash it is found.
 * `move` turns an import into a sequence without the blocks ever being unheld.
 * `release` is the one way out, for finish, cancel, error, preemption and expiry alike.
+* `pin` keeps published blocks from being evicted for a time, but only as long as others are left.
 
 All changes of holders go through `BlockPool._rehold`, which refuses what would corrupt somebody's
 KV. No operation scans the pool: the cost is that of the blocks named.
@@ -18,11 +19,12 @@ KV. No operation scans the pool: the cost is that of the blocks named.
 from __future__ import annotations
 
 import enum
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from core.errors import TandemError
+from kv_cache.eviction_order import EvictionOrder
 from kv_cache.prefix_index import PrefixIndex
 
 
@@ -81,9 +83,11 @@ class BlockPool:
         block_size: int,
         *,
         enable_prefix_caching: bool = True,
+        max_pinned_blocks: int | None = None,
         on_first_use: Callable[[int], None] | None = None,
     ) -> None:
-        """`on_first_use` is told of each block that is handed out for the first time: in order."""
+        """`max_pinned_blocks` None: all. `on_first_use` is told of each block that is handed out
+        for the first time: in order."""
         assert num_blocks > 0 and block_size > 0
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -97,8 +101,8 @@ class BlockPool:
         self._num_by_state = {state: 0 for _, state in _STATE_BY_STRENGTH}
         # First in, first out: a block freed just now is reused last.
         self._free = deque(range(num_blocks))
-        # Unheld published blocks, next victim first.
-        self._cached: OrderedDict[int, None] = OrderedDict()
+        # Unheld published blocks.
+        self._cached = EvictionOrder(num_blocks if max_pinned_blocks is None else max_pinned_blocks)
         self._index = PrefixIndex()
 
     @property
@@ -109,8 +113,8 @@ class BlockPool:
     def allocate(self, holder: Holder, num_blocks: int) -> list[int]:
         """Gives `holder` that many unshared blocks of undefined content.
 
-        Takes free blocks first, then evicts the least recently used cached ones. All or nothing:
-        raises OutOfBlocksError and changes nothing if there aren't enough.
+        Takes free blocks first, then evicts the least recently used cached ones, pinned ones last.
+        All or nothing: raises OutOfBlocksError and changes nothing if there aren't enough.
         """
         if num_blocks > self.num_available:
             raise OutOfBlocksError(num_needed=num_blocks, num_available=self.num_available)
@@ -175,6 +179,43 @@ class BlockPool:
         """Blocks of the longest known prefix, held or cached. Holds nothing: `share` them next."""
         return self._index.match(hashes)
 
+    def pin(
+        self,
+        hashes: Sequence[bytes],
+        *,
+        owner: str,
+        ttl_s: float,
+        now: float,
+        max_owned: int | None = None,
+    ) -> float | None:
+        """Keeps the blocks of a prefix from being evicted before others, for `ttl_s` from `now` on.
+
+        None, and nothing changes, if not all of it is published, or more blocks would be pinned
+        than may be: `max_pinned_blocks` of the pool, `max_owned` of this owner. Else by how many
+        seconds its blocks' pins now last longer, added up.
+        """
+        blocks = self._index.match(hashes)
+        if len(blocks) < len(hashes):
+            return None
+        return self._cached.pin(blocks, owner=owner, ttl_s=ttl_s, now=now, max_owned=max_owned)
+
+    def expire_pins(self, now: float) -> None:
+        """Ends the pins whose time is over."""
+        self._cached.expire(now)
+
+    def next_pin_expiry(self) -> float | None:
+        """When `expire_pins` has something to do."""
+        return self._cached.next_expiry()
+
+    def pinned_by_owner(self) -> dict[str, int]:
+        """How many blocks are pinned for whom, in whatever state they are."""
+        return self._cached.pinned_by_owner
+
+    @property
+    def num_pins_dropped(self) -> int:
+        """Pins that ended early because there was no other block left."""
+        return self._cached.num_dropped
+
     def holds(self, holder: Holder) -> tuple[int, ...]:
         """The holder's blocks in the order in which it got them."""
         return tuple(self._blocks_of.get(holder, ()))
@@ -201,6 +242,7 @@ class BlockPool:
     def check_integrity(self) -> None:
         """Recomputes everything from the holders; AssertionError names the first inconsistency."""
         self._index.check_integrity()
+        self._cached.check_integrity(self._index)
         self._check_holder_counts()
         self._check_unheld()
         states = Counter(self._state(block) for block in range(self.num_blocks))
@@ -217,7 +259,7 @@ class BlockPool:
                 if self._on_first_use is not None:
                     self._on_first_use(block)
             return block
-        block, _ = self._cached.popitem(last=False)
+        block = self._cached.evict()
         self._index.remove(block)
         return block
 
@@ -253,14 +295,14 @@ class BlockPool:
         if state in self._num_by_state:
             self._num_by_state[state] -= 1
         elif state is BlockState.CACHED:
-            del self._cached[block]
+            self._cached.remove(block)
         # A free block left its list when `_take` chose it.
 
     def _enter(self, state: BlockState, block: int) -> None:
         if state in self._num_by_state:
             self._num_by_state[state] += 1
         elif state is BlockState.CACHED:
-            self._cached[block] = None
+            self._cached.add(block)
         else:
             self._free.append(block)
 

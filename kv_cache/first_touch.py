@@ -11,16 +11,13 @@ number says what is next; a prompt's blocks are all taken long before the last o
 
 from __future__ import annotations
 
-import contextlib
-import os
 import threading
 
 from kv_cache.storage import KVStorage
 
 AHEAD_BYTES = 32 * 1024 * 1024
 """Kept ready: over a thousand tokens of a small model; memory that may never be needed."""
-_PIECE_BYTES = 2 * 1024 * 1024
-_NICE = 5
+_PIECE_BYTES = 16 * 1024 * 1024
 
 
 class FirstTouch:
@@ -59,7 +56,6 @@ class FirstTouch:
         threading.Thread(target=self._run, name="tandem-first-touch", daemon=True).start()
 
     def _run(self) -> None:
-        _lower_priority()
         while True:
             with self._changed:
                 begin, wanted = self._num_ready, self._wanted(self._ahead_blocks)
@@ -74,11 +70,3 @@ class FirstTouch:
 
     def _wanted(self, ahead_blocks: int) -> int:
         return min(self._num_taken + ahead_blocks, self._storage.num_blocks)
-
-
-def _lower_priority() -> None:
-    """Steps go first where cores are short. On Linux a priority is a thread's own."""
-    thread = threading.get_native_id()
-    with contextlib.suppress(OSError):
-        nice = os.getpriority(os.PRIO_PROCESS, thread)
-        os.setpriority(os.PRIO_PROCESS, thread, min(19, nice + _NICE))

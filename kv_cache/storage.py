@@ -22,6 +22,9 @@ from core.errors import ConfigError
 from core.kv_spec import KVSpec
 from kv_cache.pieces import layer_caches
 
+_TOUCHING_NICE = 19
+"""Of who makes memory present, beside steps that are under way."""
+
 
 class KVStorage:
     """KV of all layers for `num_blocks` blocks and this rank's KV heads.
@@ -99,9 +102,10 @@ class KVStorage:
         self._copies.unpack(part, blocks, staged)
 
     def touch(self, first_block: int, end_block: int) -> None:
-        """Makes these blocks' memory present, as they are; at any time, from any thread."""
+        """Makes these blocks' memory present, as they are; at any time, from any thread. Leaves the
+        cores to whoever else wants them."""
         if self.device.type == "cpu":
-            touch(self._pool[first_block:end_block])
+            touch(self._pool[first_block:end_block], nice=_TOUCHING_NICE)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies whole blocks, given as (source, target); for forking a partly filled block.

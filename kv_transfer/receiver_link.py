@@ -22,6 +22,7 @@ from core.clock import Clock
 from core.config import TransferConfig
 from core.errors import TransferError
 from core.faults import Faults
+from core.silence import Silence
 from kv_transfer import wire
 from kv_transfer.arrivals import Announced, AnnouncedClose, Arrivals
 from kv_transfer.channel import channel_options
@@ -140,11 +141,11 @@ class ReceiverLink:
     ) -> None:
         said = aiter(call)
         try:
-            while True:
-                async with asyncio.timeout(self._timeout_s):
-                    events = (await anext(said)).events
-                for event in events:
-                    self._take(event)
+            async with Silence(self._timeout_s) as peer:
+                while True:
+                    for event in (await anext(said)).events:
+                        self._take(event)
+                    peer.heard()
         except StopAsyncIteration:
             self.fail("peer_lost", "P closed the link")
         except grpc.aio.AioRpcError as error:

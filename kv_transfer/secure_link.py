@@ -19,9 +19,10 @@ import torch
 
 from core.errors import TransferError
 from core.frames import read_exactly
+from kv_transfer.lazy_port import LazyPort
 from kv_transfer.link import DataLink, Pending, Rendezvous
 from kv_transfer.link_port import cut
-from kv_transfer.secure_port import SecurePort, dial_secure, listen_securely
+from kv_transfer.secure_port import dial_secure, listen_securely
 from protos.certificate_files import CertificateFiles, PeerTls
 
 _BACKEND = "tls"
@@ -34,22 +35,18 @@ class SecureLinkMaker:
     def __init__(self, *, host: str, certificates: CertificateFiles[PeerTls]) -> None:
         self._host = host
         self._certificates = certificates
-        self._lock = threading.Lock()
-        self._listener: tuple[SecurePort, int] | None = None
+        self._port = LazyPort(
+            lambda: listen_securely(host, certificates), f"cannot wait for links at {host}"
+        )
 
     def host(self) -> Rendezvous:
-        _, port = self._listening()
-        return Rendezvous(self._host, port, _BACKEND)
+        return Rendezvous(self._host, self._port.address(), _BACKEND)
 
     def accept(self, name: str, timeout_s: float) -> DataLink:
-        port, _ = self._listening()
-        return _SecureLink(port.take(name, timeout_s))
+        return _SecureLink(self._port.take(name, timeout_s))
 
     def abandon(self, name: str) -> None:
-        with self._lock:
-            listener = self._listener
-        if listener is not None:
-            listener[0].abandon(name)
+        self._port.abandon(name)
 
     def dial(self, rendezvous: Rendezvous, name: str, timeout_s: float) -> DataLink:
         if rendezvous.backend != _BACKEND:
@@ -70,20 +67,7 @@ class SecureLinkMaker:
             raise TransferError(f"{what}: {error}", reason="peer_lost") from error
 
     def close(self) -> None:
-        with self._lock:
-            listener, self._listener = self._listener, None
-        if listener is not None:
-            listener[0].close()
-
-    def _listening(self) -> tuple[SecurePort, int]:
-        with self._lock:
-            if self._listener is None:
-                try:
-                    self._listener = listen_securely(self._host, self._certificates)
-                except OSError as error:
-                    message = f"cannot wait for links at {self._host}: {error}"
-                    raise TransferError(message, reason="peer_lost") from error
-            return self._listener
+        self._port.close()
 
 
 class _SecureLink:

@@ -218,13 +218,12 @@ class SenderLink:
     def _send(self, piece: Piece, sending: deque[list[Pending]]) -> None:
         if len(sending) == self._plan.size.num_slots:  # its slot is the oldest one's
             self._wait(sending.popleft())
-        if self._announces_first:
-            sending.append(self._pack_and_send(piece))
-        elif self._pack(piece):
-            sending.append(self._send_packed(piece))
-        else:
+        if not self._announces_first and not self._pack(piece):
             return
+        # Counted before D can have it, so that whoever hears of its arrival finds it counted
         self._stats.message(self._size_bytes(piece))
+        send = self._pack_and_send if self._announces_first else self._send_packed
+        sending.append(send(piece))
 
     def _wait(self, message: list[Pending]) -> None:
         for pending in message:

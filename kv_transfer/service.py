@@ -17,6 +17,7 @@ from core.compat import PROTOCOL_VERSION
 from core.config import TransferConfig
 from core.errors import TransferError
 from core.faults import Faults
+from core.silence import Silence
 from kv_cache.storage import KVStorage
 from kv_transfer import wire
 from kv_transfer.faulty_stream import faulty_stream
@@ -124,9 +125,10 @@ class KvTransferService(KvTransferServicer):
 
     async def _read(self, requests: AsyncIterator[pb.LinkRequest], link: SenderLink) -> None:
         try:
-            while True:
-                async with asyncio.timeout(self._config.timeout_s):
+            async with Silence(self._config.timeout_s) as peer:
+                while True:
                     link.take(await anext(requests))
+                    peer.heard()
         except StopAsyncIteration:
             link.fail("peer_lost", "D closed the link")
         except TimeoutError:

@@ -10,9 +10,9 @@ process anyway, and nobody else has a way in.
 from __future__ import annotations
 
 import os
-import threading
 
 from core.errors import TransferError
+from kv_transfer.lazy_port import LazyPort
 from kv_transfer.link import DataLink, Rendezvous
 from kv_transfer.local_port import LocalPort, NotLocalError, dial_local, listen_locally
 from kv_transfer.shared_end import SharedEnd
@@ -25,22 +25,16 @@ class SharedLinkMaker:
     """Makes links through shared memory for one process. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._listener: tuple[LocalPort, str] | None = None
+        self._port = LazyPort(_listen, "cannot share memory on this machine")
 
     def host(self) -> Rendezvous:
-        _, name = self._listening()
-        return Rendezvous("", 0, BACKEND, local=name)
+        return Rendezvous("", 0, BACKEND, local=self._port.address())
 
     def accept(self, name: str, timeout_s: float) -> DataLink:
-        port, _ = self._listening()
-        return SharedEnd(port.take(name, timeout_s), creates=True)
+        return SharedEnd(self._port.take(name, timeout_s), creates=True)
 
     def abandon(self, name: str) -> None:
-        with self._lock:
-            listener = self._listener
-        if listener is not None:
-            listener[0].abandon(name)
+        self._port.abandon(name)
 
     def dial(self, rendezvous: Rendezvous, name: str, timeout_s: float) -> DataLink:
         if not rendezvous.local:
@@ -59,19 +53,11 @@ class SharedLinkMaker:
             raise TransferError(message, reason="peer_lost") from error
 
     def close(self) -> None:
-        with self._lock:
-            listener, self._listener = self._listener, None
-        if listener is not None:
-            listener[0].close()
+        self._port.close()
 
-    def _listening(self) -> tuple[LocalPort, str]:
-        with self._lock:
-            if self._listener is None:
-                try:
-                    _, descriptor = create_shared(1)  # a system without them says so now
-                    os.close(descriptor)
-                    self._listener = listen_locally()
-                except OSError as error:
-                    message = f"cannot share memory on this machine: {error}"
-                    raise TransferError(message, reason="peer_lost") from error
-            return self._listener
+
+def _listen() -> tuple[LocalPort, str]:
+    """Raises OSError, also where there is no shared memory: now rather than with the first link."""
+    _, descriptor = create_shared(1)
+    os.close(descriptor)
+    return listen_locally()

@@ -3,8 +3,8 @@
 Submit                 refused (AttemptFailed), or waits in serving order
 first chunk scheduled  lease offered to pulls, Started(handoff) sent
 chunk ends             its full blocks go under the lease and are granted to the pull
-last chunk ends        first tokens of all choices sampled and sent, the pull closed with them,
-                       AttemptDone sent; the lease keeps the blocks
+last chunk ends        prefixes pinned as asked (Pinned); first tokens of all choices sampled and
+                       sent, the pull closed with them, AttemptDone sent; the lease keeps the blocks
 lease ends             pulled, aborted, expired or link lost: blocks released; a prefill under
                        way stops (AttemptFailed, retryable): nobody will fetch it
 Cancel, deadline       takes effect between chunks, whatever the stage
@@ -24,6 +24,7 @@ from core.request import (
 )
 from engine.intake import Deadlines, Limits, Tombstones, failed, refuse, refuse_id
 from engine.kv_lender import KVLender
+from engine.pinning import earliest, pin_prompt
 from engine.plan import PlannedChunk, StepPlan, make_plan
 from engine.prompt_scores import split_scores
 from engine.role import Cancel, Submit
@@ -82,6 +83,7 @@ class PrefillRole:
                 raise AssertionError(f"a prefill role does not take {message!r}")
 
     def schedule(self, now: float) -> StepPlan | None:
+        self.pool.expire_pins(now)
         for transfer_id in self._deadlines.pop_expired(now):
             self._fail(transfer_id, "deadline_exceeded", "the deadline passed during prefill")
         chunks = self._scheduler.next_chunks()
@@ -109,7 +111,7 @@ class PrefillRole:
         return events
 
     def next_deadline(self) -> float | None:
-        return self._deadlines.next()
+        return earliest(self._deadlines.next(), self.pool.next_pin_expiry())
 
     def load(self) -> LoadReport:
         scheduler = self._scheduler
@@ -121,6 +123,8 @@ class PrefillRole:
             kv_blocks=self.pool.blocks_by_state(),
             num_promised_blocks=scheduler.num_promised_blocks,
             kv_unfilled_slots=num_unfilled_slots(self.pool, scheduler.running),
+            pinned_blocks=self.pool.pinned_by_owner(),
+            num_pins_dropped=self.pool.num_pins_dropped,
         )
 
     @property
@@ -208,6 +212,8 @@ class PrefillRole:
         task = self._tasks.pop(transfer_id)
         self._deadlines.discard(transfer_id)
         self._tombstones.add(transfer_id)
+        if pinned := pin_prompt(self.pool, sequence, now):
+            self._events.append(pinned)
         self._scheduler.remove(sequence)
         first_tokens: list[FirstToken] = []
         for choice, token in zip(chunk.sample_choices, drawn, strict=True):

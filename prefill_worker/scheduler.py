@@ -1,10 +1,12 @@
 """Which prompt tokens the next step computes: pure decisions over the block pool.
 
 First come, first served within a priority; a better priority overtakes between chunks. One step
-takes at most `prefill_chunk_tokens` prompt tokens over all prompts. A prompt is admitted only if
-all blocks it will need are available beyond those promised to prompts admitted before it, so an
-admitted prompt never waits for another; blocks themselves are taken chunk by chunk. A prompt at
-the head of the queue that doesn't fit holds back those behind it: smaller ones must not starve it.
+takes at most `prefill_chunk_tokens` prompt tokens over all prompts. What runs in the background
+(a batch) joins no step with others' prompts, which would take longer for it: so nobody waits for it
+but until its present chunk has ended. A prompt is admitted only if all blocks it will need are
+available beyond those promised to prompts admitted before it, so an admitted prompt never waits for
+another; blocks themselves are taken chunk by chunk. A prompt at the head of the queue that doesn't
+fit holds back those behind it: smaller ones must not starve it.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ class PrefillScheduler:
         chunks: list[PlannedChunk] = []
         budget, scored = self._chunk_tokens, MAX_SCORED
         while budget > 0:
-            sequence = self._next_sequence(len(chunks))
+            sequence = self._next_sequence(chunks)
             if sequence is None:
                 break
             num_tokens = min(budget, sequence.num_uncomputed)
@@ -74,14 +76,16 @@ class PrefillScheduler:
         """Gives back blocks that no later token attends to; call once their grant is made."""
         release_outside_window(self._pool, sequence, self._window)
 
-    def _next_sequence(self, planned: int) -> Sequence | None:
-        """The best prompt that isn't in this step yet: running ones are planned from the front."""
+    def _next_sequence(self, chunks: list[PlannedChunk]) -> Sequence | None:
+        """The best prompt that isn't in this step yet and may join it: running ones are planned
+        from the front."""
+        planned = len(chunks)
         running = self.running[planned] if planned < len(self.running) else None
         head = self.waiting[0] if self.waiting else None
-        overtakes = head is not None and (running is None or head.order < running.order)
-        if head is not None and overtakes and self._admit(head, position=planned):
-            return head
-        return running
+        if head is not None and (running is None or head.order < running.order):
+            overtakes = _may_join(chunks, head) and self._admit(head, position=planned)
+            running = head if overtakes else running
+        return running if running is not None and _may_join(chunks, running) else None
 
     def _admit(self, sequence: Sequence, *, position: int) -> bool:
         if len(self.running) >= self._max_num_seqs:
@@ -111,3 +115,9 @@ class PrefillScheduler:
             sequence.block_table.extend(self._pool.allocate(sequence.holder, needed))
         except OutOfBlocksError as error:
             raise AssertionError("blocks promised at admission were given to others") from error
+
+
+def _may_join(chunks: list[PlannedChunk], sequence: Sequence) -> bool:
+    """Whether nobody in the step waits for a prompt of the background on its account."""
+    first = chunks[0].sequence if chunks else sequence
+    return first.in_background or not sequence.in_background

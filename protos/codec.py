@@ -11,6 +11,9 @@ from core.request import (
     AttemptFailed,
     FinishReason,
     LegTimings,
+    Pinned,
+    PinnedPrefix,
+    PinWish,
     PromptLogprobs,
     SamplingParams,
     TokenEvent,
@@ -79,6 +82,7 @@ def attempt_to_wire(a: Attempt) -> pb.Attempt:
         adapter=a.adapter,
         trace_context=a.trace_context,
         grammar=a.grammar,
+        pins=None if a.pins is None else _pins_to_wire(a.pins),
     )
 
 
@@ -98,6 +102,26 @@ def attempt_from_wire(a: pb.Attempt) -> Attempt:
         adapter=a.adapter,
         trace_context=a.trace_context,
         grammar=a.grammar,
+        pins=_pins_from_wire(a.pins) if a.HasField("pins") else None,
+    )
+
+
+def _pins_to_wire(p: PinWish) -> pb.PinWish:
+    return pb.PinWish(
+        prefixes=[
+            pb.PinWish.Prefix(num_tokens=prefix.num_tokens, ttl_s=prefix.ttl_s)
+            for prefix in p.prefixes
+        ],
+        owner=p.owner,
+        max_owned_tokens=p.max_owned_tokens,
+    )
+
+
+def _pins_from_wire(p: pb.PinWish) -> PinWish:
+    return PinWish(
+        prefixes=tuple(PinnedPrefix(prefix.num_tokens, prefix.ttl_s) for prefix in p.prefixes),
+        owner=p.owner,
+        max_owned_tokens=p.max_owned_tokens if p.HasField("max_owned_tokens") else None,
     )
 
 
@@ -181,6 +205,8 @@ def load_to_wire(r: LoadReport) -> pb.LoadReport:
         kv_unfilled_slots=r.kv_unfilled_slots,
         last_step_age_s=r.last_step_age_s,
         num_preemptions=r.num_preemptions,
+        pinned_blocks=r.pinned_blocks,
+        num_pins_dropped=r.num_pins_dropped,
         ready=r.ready,
         draining=r.draining,
         kv_transfer_bytes=r.kv_transfer_bytes,
@@ -201,6 +227,8 @@ def load_from_wire(r: pb.LoadReport) -> LoadReport:
         kv_unfilled_slots=r.kv_unfilled_slots,
         last_step_age_s=r.last_step_age_s,
         num_preemptions=r.num_preemptions,
+        pinned_blocks=dict(r.pinned_blocks),
+        num_pins_dropped=r.num_pins_dropped,
         ready=r.ready,
         draining=r.draining,
         kv_transfer_bytes=r.kv_transfer_bytes,
@@ -244,7 +272,14 @@ def histogram_from_wire(h: pb.Histogram) -> Histogram:
 
 
 WorkerEvent = (
-    Started | TokenEvent | PromptLogprobs | Moved | AttemptDone | AttemptFailed | LoadReport
+    Started
+    | TokenEvent
+    | PromptLogprobs
+    | Pinned
+    | Moved
+    | AttemptDone
+    | AttemptFailed
+    | LoadReport
 )
 """Everything a worker says on a session after its welcome."""
 
@@ -266,7 +301,7 @@ def events_to_wire(events: list[WorkerEvent]) -> list[pb.SessionEvent]:
 
 
 def _single_to_wire(
-    event: Started | PromptLogprobs | Moved | AttemptDone | AttemptFailed | LoadReport,
+    event: Started | PromptLogprobs | Pinned | Moved | AttemptDone | AttemptFailed | LoadReport,
 ) -> pb.SessionEvent:
     match event:
         case Started():
@@ -279,6 +314,13 @@ def _single_to_wire(
             return pb.SessionEvent(started=started)
         case PromptLogprobs():
             return _prompt_logprobs_to_wire(event)
+        case Pinned():
+            pinned = pb.Pinned(
+                transfer_id=event.transfer_id,
+                num_tokens=event.num_tokens,
+                token_seconds=event.token_seconds,
+            )
+            return pb.SessionEvent(pinned=pinned)
         case Moved():
             moved = pb.Moved(
                 transfer_id=event.transfer_id,
@@ -323,6 +365,9 @@ def events_from_wire(message: pb.SessionEvent) -> list[WorkerEvent]:
             p = message.prompt_logprobs
             logprobs = tuple(_logprobs_from_wire(entry) for entry in p.logprobs)
             return [PromptLogprobs(p.transfer_id, p.start, logprobs)]
+        case "pinned":
+            kept = message.pinned
+            return [Pinned(kept.transfer_id, kept.num_tokens, kept.token_seconds)]
         case "tokens":
             return [token_from_wire(t) for t in message.tokens.tokens]
         case "done":

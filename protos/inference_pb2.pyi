@@ -54,6 +54,7 @@ class CompleteRequest(_message.Message):
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     ECHO_FIELD_NUMBER: _builtins.int
     RETURN_PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    CACHE_CONTROL_FIELD_NUMBER: _builtins.int
     OUTPUT_FORMAT_FIELD_NUMBER: _builtins.int
     TOOLS_FIELD_NUMBER: _builtins.int
     TOOL_CHOICE_FIELD_NUMBER: _builtins.int
@@ -101,6 +102,10 @@ class CompleteRequest(_message.Message):
         """ends a choice; not part of its text"""
 
     @_builtins.property
+    def cache_control(self) -> Global___CacheControl:
+        """keeps all of the prompt cached for a while"""
+
+    @_builtins.property
     def output_format(self) -> Global___OutputFormat:
         """what the text must be; absent: anything"""
 
@@ -133,14 +138,15 @@ class CompleteRequest(_message.Message):
         add_special_tokens: _builtins.bool | None = ...,
         echo: _builtins.bool = ...,
         return_prompt_token_ids: _builtins.bool = ...,
+        cache_control: Global___CacheControl | None = ...,
         output_format: Global___OutputFormat | None = ...,
         tools: _abc.Iterable[Global___Tool] | None = ...,
         tool_choice: Global___ToolChoice | None = ...,
         parallel_tool_calls: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_max_tokens", b"_max_tokens", "_n", b"_n", "_parallel_tool_calls", b"_parallel_tool_calls", "_skip_special_tokens", b"_skip_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "chat", b"chat", "input", b"input", "max_tokens", b"max_tokens", "n", b"n", "output_format", b"output_format", "parallel_tool_calls", b"parallel_tool_calls", "prompt", b"prompt", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "token_ids", b"token_ids", "tool_choice", b"tool_choice", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_max_tokens", b"_max_tokens", "_n", b"_n", "_parallel_tool_calls", b"_parallel_tool_calls", "_skip_special_tokens", b"_skip_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "cache_control", b"cache_control", "chat", b"chat", "input", b"input", "max_tokens", b"max_tokens", "n", b"n", "output_format", b"output_format", "parallel_tool_calls", b"parallel_tool_calls", "prompt", b"prompt", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "token_ids", b"token_ids", "tool_choice", b"tool_choice", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_max_tokens", b"_max_tokens", "_n", b"_n", "_parallel_tool_calls", b"_parallel_tool_calls", "_skip_special_tokens", b"_skip_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "chat", b"chat", "echo", b"echo", "include_stop_str_in_output", b"include_stop_str_in_output", "include_timings", b"include_timings", "input", b"input", "max_tokens", b"max_tokens", "model", b"model", "n", b"n", "output_format", b"output_format", "parallel_tool_calls", b"parallel_tool_calls", "priority", b"priority", "prompt", b"prompt", "return_prompt_token_ids", b"return_prompt_token_ids", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "token_ids", b"token_ids", "tool_choice", b"tool_choice", "tools", b"tools", "truncate_prompt_tokens", b"truncate_prompt_tokens", "user", b"user"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_max_tokens", b"_max_tokens", "_n", b"_n", "_parallel_tool_calls", b"_parallel_tool_calls", "_skip_special_tokens", b"_skip_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "cache_control", b"cache_control", "cache_salt", b"cache_salt", "chat", b"chat", "echo", b"echo", "include_stop_str_in_output", b"include_stop_str_in_output", "include_timings", b"include_timings", "input", b"input", "max_tokens", b"max_tokens", "model", b"model", "n", b"n", "output_format", b"output_format", "parallel_tool_calls", b"parallel_tool_calls", "priority", b"priority", "prompt", b"prompt", "return_prompt_token_ids", b"return_prompt_token_ids", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "token_ids", b"token_ids", "tool_choice", b"tool_choice", "tools", b"tools", "truncate_prompt_tokens", b"truncate_prompt_tokens", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
@@ -218,6 +224,7 @@ class ChatMessage(_message.Message):
     ROLE_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
+    CACHE_CONTROL_FIELD_NUMBER: _builtins.int
     TOOL_CALLS_FIELD_NUMBER: _builtins.int
     TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
     REASONING_FIELD_NUMBER: _builtins.int
@@ -229,6 +236,10 @@ class ChatMessage(_message.Message):
     reasoning: _builtins.str
     """role assistant: what it thought"""
     @_builtins.property
+    def cache_control(self) -> Global___CacheControl:
+        """keeps the prompt up to the end of this content cached"""
+
+    @_builtins.property
     def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
         """role assistant"""
 
@@ -238,17 +249,40 @@ class ChatMessage(_message.Message):
         role: _builtins.str = ...,
         content: _builtins.str = ...,
         name: _builtins.str = ...,
+        cache_control: Global___CacheControl | None = ...,
         tool_calls: _abc.Iterable[Global___ToolCall] | None = ...,
         tool_call_id: _builtins.str = ...,
         reasoning: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cache_control", b"cache_control"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "name", b"name", "reasoning", b"reasoning", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_control", b"cache_control", "content", b"content", "name", b"name", "reasoning", b"reasoning", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ChatMessage: _TypeAlias = ChatMessage  # noqa: Y015
+
+@_typing.final
+class CacheControl(_message.Message):
+    """At most 4 in a request. docs/API.md says what it promises; Usage tells what was granted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TTL_FIELD_NUMBER: _builtins.int
+    ttl: _builtins.str
+    """5m or 1h; empty: 5m"""
+    def __init__(
+        self,
+        *,
+        ttl: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ttl", b"ttl"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CacheControl: _TypeAlias = CacheControl  # noqa: Y015
 
 @_typing.final
 class OutputFormat(_message.Message):
@@ -760,6 +794,7 @@ class Usage(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    PINNED_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     completion_tokens: _builtins.int
     cached_tokens: _builtins.int
@@ -767,6 +802,8 @@ class Usage(_message.Message):
     request_id: _builtins.str
     seed: _builtins.int
     """what reproduces this answer"""
+    pinned_tokens: _builtins.int
+    """of the prompt, kept as `cache_control` asked; absent: it did not"""
     @_builtins.property
     def timings(self) -> Global___Timings: ...
     def __init__(
@@ -778,12 +815,15 @@ class Usage(_message.Message):
         request_id: _builtins.str = ...,
         seed: _builtins.int = ...,
         timings: Global___Timings | None = ...,
+        pinned_tokens: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["timings", b"timings"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_pinned_tokens", b"_pinned_tokens", "pinned_tokens", b"pinned_tokens", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "seed", b"seed", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pinned_tokens", b"_pinned_tokens", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "pinned_tokens", b"pinned_tokens", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "seed", b"seed", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__pinned_tokens: _TypeAlias = _typing.Literal["pinned_tokens"]  # noqa: Y015
+    _WhichOneofArgType__pinned_tokens: _TypeAlias = _typing.Literal["_pinned_tokens", b"_pinned_tokens"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__pinned_tokens) -> _WhichOneofReturnType__pinned_tokens | None: ...
 
 Global___Usage: _TypeAlias = Usage  # noqa: Y015
 

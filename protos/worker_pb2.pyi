@@ -182,6 +182,7 @@ class Attempt(_message.Message):
     ADAPTER_FIELD_NUMBER: _builtins.int
     TRACE_CONTEXT_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
+    PINS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     transfer_id: _builtins.str
     model: _builtins.str
@@ -202,6 +203,10 @@ class Attempt(_message.Message):
     def choices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def sampling(self) -> Global___SamplingParams: ...
+    @_builtins.property
+    def pins(self) -> Global___PinWish:
+        """absent: nothing was asked to be pinned"""
+
     def __init__(
         self,
         *,
@@ -219,14 +224,67 @@ class Attempt(_message.Message):
         adapter: _builtins.str = ...,
         trace_context: _builtins.str = ...,
         grammar: _builtins.str = ...,
+        pins: Global___PinWish | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["pins", b"pins", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "cache_salt", b"cache_salt", "choices", b"choices", "deadline_s", b"deadline_s", "grammar", b"grammar", "model", b"model", "num_prompt_tokens", b"num_prompt_tokens", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "tenant", b"tenant", "token_ids", b"token_ids", "trace_context", b"trace_context", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "cache_salt", b"cache_salt", "choices", b"choices", "deadline_s", b"deadline_s", "grammar", b"grammar", "model", b"model", "num_prompt_tokens", b"num_prompt_tokens", "pins", b"pins", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "tenant", b"tenant", "token_ids", b"token_ids", "trace_context", b"trace_context", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Attempt: _TypeAlias = Attempt  # noqa: Y015
+
+@_typing.final
+class PinWish(_message.Message):
+    """What of the prompt's KV is to stay cached with the worker that computes it, and for whom."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Prefix(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        NUM_TOKENS_FIELD_NUMBER: _builtins.int
+        TTL_S_FIELD_NUMBER: _builtins.int
+        num_tokens: _builtins.int
+        ttl_s: _builtins.float
+        """from the end of the prefill"""
+        def __init__(
+            self,
+            *,
+            num_tokens: _builtins.int = ...,
+            ttl_s: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["num_tokens", b"num_tokens", "ttl_s", b"ttl_s"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    PREFIXES_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    MAX_OWNED_TOKENS_FIELD_NUMBER: _builtins.int
+    owner: _builtins.str
+    max_owned_tokens: _builtins.int
+    """the owner's, on this worker; absent: no limit"""
+    @_builtins.property
+    def prefixes(self) -> _containers.RepeatedCompositeFieldContainer[Global___PinWish.Prefix]: ...
+    def __init__(
+        self,
+        *,
+        prefixes: _abc.Iterable[Global___PinWish.Prefix] | None = ...,
+        owner: _builtins.str = ...,
+        max_owned_tokens: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_owned_tokens", b"_max_owned_tokens", "max_owned_tokens", b"max_owned_tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_owned_tokens", b"_max_owned_tokens", "max_owned_tokens", b"max_owned_tokens", "owner", b"owner", "prefixes", b"prefixes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_owned_tokens: _TypeAlias = _typing.Literal["max_owned_tokens"]  # noqa: Y015
+    _WhichOneofArgType__max_owned_tokens: _TypeAlias = _typing.Literal["_max_owned_tokens", b"_max_owned_tokens"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_owned_tokens) -> _WhichOneofReturnType__max_owned_tokens | None: ...
+
+Global___PinWish: _TypeAlias = PinWish  # noqa: Y015
 
 @_typing.final
 class SamplingParams(_message.Message):
@@ -482,6 +540,7 @@ class SessionEvent(_message.Message):
     LOAD_FIELD_NUMBER: _builtins.int
     MOVED_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    PINNED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___WorkerInfo: ...
     @_builtins.property
@@ -500,6 +559,8 @@ class SessionEvent(_message.Message):
     def moved(self) -> Global___Moved: ...
     @_builtins.property
     def prompt_logprobs(self) -> Global___PromptLogprobs: ...
+    @_builtins.property
+    def pinned(self) -> Global___Pinned: ...
     def __init__(
         self,
         *,
@@ -511,12 +572,13 @@ class SessionEvent(_message.Message):
         load: Global___LoadReport | None = ...,
         moved: Global___Moved | None = ...,
         prompt_logprobs: Global___PromptLogprobs | None = ...,
+        pinned: Global___Pinned | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "failed", b"failed", "kind", b"kind", "load", b"load", "moved", b"moved", "prompt_logprobs", b"prompt_logprobs", "started", b"started", "tokens", b"tokens", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "failed", b"failed", "kind", b"kind", "load", b"load", "moved", b"moved", "pinned", b"pinned", "prompt_logprobs", b"prompt_logprobs", "started", b"started", "tokens", b"tokens", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "failed", b"failed", "kind", b"kind", "load", b"load", "moved", b"moved", "prompt_logprobs", b"prompt_logprobs", "started", b"started", "tokens", b"tokens", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "failed", b"failed", "kind", b"kind", "load", b"load", "moved", b"moved", "pinned", b"pinned", "prompt_logprobs", b"prompt_logprobs", "started", b"started", "tokens", b"tokens", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "started", "tokens", "done", "failed", "load", "moved", "prompt_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "started", "tokens", "done", "failed", "load", "moved", "prompt_logprobs", "pinned"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -552,6 +614,35 @@ class Started(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Started: _TypeAlias = Started  # noqa: Y015
+
+@_typing.final
+class Pinned(_message.Message):
+    """What became of an attempt's pins; comes before its first token, if there were any."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSFER_ID_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    TOKEN_SECONDS_FIELD_NUMBER: _builtins.int
+    transfer_id: _builtins.str
+    num_tokens: _builtins.int
+    """the longest prefix that stays cached; 0: none"""
+    token_seconds: _builtins.float
+    """by how much longer than before, for each token, added up"""
+    def __init__(
+        self,
+        *,
+        transfer_id: _builtins.str = ...,
+        num_tokens: _builtins.int = ...,
+        token_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_tokens", b"num_tokens", "token_seconds", b"token_seconds", "transfer_id", b"transfer_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Pinned: _TypeAlias = Pinned  # noqa: Y015
 
 @_typing.final
 class Moved(_message.Message):
@@ -802,6 +893,26 @@ class LoadReport(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class PinnedBlocksEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NUM_WAITING_FIELD_NUMBER: _builtins.int
     NUM_RUNNING_FIELD_NUMBER: _builtins.int
     WAITING_PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
@@ -817,6 +928,8 @@ class LoadReport(_message.Message):
     KV_TRANSFER_FAILURES_FIELD_NUMBER: _builtins.int
     CANCEL_TO_FREE_S_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
+    PINNED_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_PINS_DROPPED_FIELD_NUMBER: _builtins.int
     num_waiting: _builtins.int
     num_running: _builtins.int
     waiting_prefill_tokens: _builtins.int
@@ -828,6 +941,8 @@ class LoadReport(_message.Message):
     draining: _builtins.bool
     kv_transfer_bytes: _builtins.int
     """Totals since the start of the process."""
+    num_pins_dropped: _builtins.int
+    """a total, as above"""
     @_builtins.property
     def kv_blocks(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
     @_builtins.property
@@ -839,6 +954,10 @@ class LoadReport(_message.Message):
     @_builtins.property
     def steps(self) -> Global___StepTotals:
         """absent where no peak is known"""
+
+    @_builtins.property
+    def pinned_blocks(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """by owner, in whatever state they are"""
 
     def __init__(
         self,
@@ -858,10 +977,12 @@ class LoadReport(_message.Message):
         kv_transfer_failures: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         cancel_to_free_s: Global___Histogram | None = ...,
         steps: Global___StepTotals | None = ...,
+        pinned_blocks: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        num_pins_dropped: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cancel_to_free_s", b"cancel_to_free_s", "kv_transfer_s", b"kv_transfer_s", "steps", b"steps"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_to_free_s", b"cancel_to_free_s", "draining", b"draining", "kv_blocks", b"kv_blocks", "kv_transfer_bytes", b"kv_transfer_bytes", "kv_transfer_failures", b"kv_transfer_failures", "kv_transfer_s", b"kv_transfer_s", "kv_unfilled_slots", b"kv_unfilled_slots", "last_step_age_s", b"last_step_age_s", "num_preemptions", b"num_preemptions", "num_promised_blocks", b"num_promised_blocks", "num_running", b"num_running", "num_waiting", b"num_waiting", "ready", b"ready", "steps", b"steps", "waiting_prefill_tokens", b"waiting_prefill_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_to_free_s", b"cancel_to_free_s", "draining", b"draining", "kv_blocks", b"kv_blocks", "kv_transfer_bytes", b"kv_transfer_bytes", "kv_transfer_failures", b"kv_transfer_failures", "kv_transfer_s", b"kv_transfer_s", "kv_unfilled_slots", b"kv_unfilled_slots", "last_step_age_s", b"last_step_age_s", "num_pins_dropped", b"num_pins_dropped", "num_preemptions", b"num_preemptions", "num_promised_blocks", b"num_promised_blocks", "num_running", b"num_running", "num_waiting", b"num_waiting", "pinned_blocks", b"pinned_blocks", "ready", b"ready", "steps", b"steps", "waiting_prefill_tokens", b"waiting_prefill_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1021,6 +1142,26 @@ class AuditKvReply(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     @_typing.final
+    class PinnedBlocksEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
     class Holder(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
 
@@ -1052,6 +1193,7 @@ class AuditKvReply(_message.Message):
     WORKER_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
+    PINNED_BLOCKS_FIELD_NUMBER: _builtins.int
     num_blocks: _builtins.int
     consistent: _builtins.bool
     problem: _builtins.str
@@ -1062,6 +1204,10 @@ class AuditKvReply(_message.Message):
     def blocks_by_state(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
     @_builtins.property
     def holders(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditKvReply.Holder]: ...
+    @_builtins.property
+    def pinned_blocks(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """by owner, cached or held"""
+
     def __init__(
         self,
         *,
@@ -1073,10 +1219,11 @@ class AuditKvReply(_message.Message):
         worker_id: _builtins.str = ...,
         epoch: _builtins.str = ...,
         role: _builtins.str = ...,
+        pinned_blocks: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks_by_state", b"blocks_by_state", "consistent", b"consistent", "epoch", b"epoch", "holders", b"holders", "num_blocks", b"num_blocks", "problem", b"problem", "role", b"role", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks_by_state", b"blocks_by_state", "consistent", b"consistent", "epoch", b"epoch", "holders", b"holders", "num_blocks", b"num_blocks", "pinned_blocks", b"pinned_blocks", "problem", b"problem", "role", b"role", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

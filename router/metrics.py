@@ -108,6 +108,11 @@ class RouterMetrics:
         self._cached_tokens = self._counter(
             names.CACHED_TOKENS_TOTAL, "Prompt tokens found in a prefix cache"
         )
+        self._pins = self._counter(
+            names.PIN_REQUESTS_TOTAL,
+            "Requests that asked for their prompt to stay cached, by whether some of it does",
+            "outcome",
+        )
         self._retries = self._counter(names.RETRIES_TOTAL, "Attempts after a choice's first")
         self._cancels = self._counter(names.CANCELS_TOTAL, "Requests whose client left")
         self._moves = Counter(
@@ -170,6 +175,9 @@ class RouterMetrics:
             self._output_lens.labels(*labels).observe(record.num_output_tokens)
             self._cached_tokens.labels(*labels).inc(record.num_cached_tokens)
             self._retries.labels(*labels).inc(life.num_retries)
+            if record.num_pinned_tokens is not None:
+                granted = "pinned" if record.num_pinned_tokens else "not_pinned"
+                self._pins.labels(*labels, granted).inc()
             for move, count in life.move_outcomes.items():
                 self._moves.labels(move).inc(count)
             self._observe_timings(record, labels)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from core.errors import BadRequestError
+from router.cache_control import MAX_BREAKPOINTS, Breakpoint
 from router.structure.output_format import OutputFormat
 from router.tools.tooling import Tooling
 
@@ -51,6 +52,8 @@ class ChatPrompt:
     """The client's own; None: the model's."""
     template_kwargs: Mapping[str, object] = field(default_factory=dict)
     """Further variables of the template."""
+    breakpoints: tuple[Breakpoint, ...] = ()
+    """What the client wants to stay cached, in order of place."""
 
     def __post_init__(self) -> None:
         """Raises BadRequestError for more messages than any prompt could hold."""
@@ -175,6 +178,8 @@ class RequestSpec:
     """The prompt's text (of a chat: that of a last message by the assistant) comes first."""
     priority: int = 0
     cache_salt: str = ""
+    cache_ttl_s: float | None = None
+    """All of the prompt is to stay cached for so long, beside what its breakpoints say."""
     tenant: str = ""
     tenant_param: Literal["user", "safety_identifier"] = "user"
     output_format: OutputFormat | None = None
@@ -186,6 +191,15 @@ class RequestSpec:
     def num_choices(self) -> int:
         """How many are generated."""
         return self.n if self.best_of is None else self.best_of
+
+    @property
+    def breakpoints(self) -> tuple[Breakpoint, ...]:
+        return self.prompt.breakpoints if isinstance(self.prompt, ChatPrompt) else ()
+
+    @property
+    def wants_pins(self) -> bool:
+        """Whether anything of the prompt is to stay cached."""
+        return self.cache_ttl_s is not None or bool(self.breakpoints)
 
     def __post_init__(self) -> None:
         """Raises BadRequestError that names the first offending field and value."""
@@ -271,6 +285,12 @@ class RequestSpec:
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise BadRequestError("allowed_token_ids is empty", param="allowed_token_ids")
         _at_most("cache_salt", self.cache_salt, MAX_SALT_LENGTH, "characters")
+        num_places = len(self.breakpoints) + (self.cache_ttl_s is not None)
+        if num_places > MAX_BREAKPOINTS:
+            raise BadRequestError(
+                f"cache_control stands in {num_places} places, more than {MAX_BREAKPOINTS}",
+                param="cache_control",
+            )
         _at_most(self.tenant_param, self.tenant, MAX_USER_LENGTH, "characters")
         _at_most("logit_bias", tuple(self.logit_bias), MAX_LOGIT_BIAS, "token ids")
         for value in self.logit_bias.values():

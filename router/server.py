@@ -26,6 +26,7 @@ from protos.certificate_files import (
 from protos.secure_grpc import is_loopback
 from router.admin.app import Admin, create_admin_app
 from router.admission import shutting_down
+from router.batch.batch_metrics import BatchMetrics
 from router.batch.batches import Batches
 from router.dialect import make_dialect
 from router.door import Door, DoorSettings
@@ -139,7 +140,9 @@ class RouterServer:
             clock=clock,
             guard=build_guard(config, tokenizer, card, self.metrics.registry, clock),
         )
-        self._batches = Batches(config, self._door, self._tenancy.gatekeeper, clock, wall)
+        batch_metrics = BatchMetrics(self.metrics.registry)
+        gatekeeper = self._tenancy.gatekeeper
+        self._batches = Batches(config, self._door, gatekeeper, batch_metrics, clock, wall)
         self._membership = Membership(
             store,
             self.fleet,

@@ -51,6 +51,7 @@ class Tenancy:
                 prices=load_prices(tenants.prices_file),
                 metrics=TenantMetrics(metrics.registry),
                 wall=time.time,
+                pinned_tokens=tenants.pinned_tokens,
             )
         line = WaitingLine(fleet, _gate_settings(config), clock)
         admission = Admission(_rooms(config))

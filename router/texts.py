@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from core.errors import BadRequestError, ContextLengthError
+from core.request import PinnedPrefix
 from router.dialect import Dialect, markers_kept, prompt_tail
 from router.life.choice import Choice
 from router.message.thoughts import Thinking
+from router.pinning import last_of_each_ttl, num_common, with_mark
 from router.request_spec import ChatPrompt, RequestSpec
 from router.structure.answer_grammar import Wish, answer_grammar
 from router.structure.grammar_check import GrammarCheck
@@ -78,6 +80,23 @@ class Texts:
         own_template = isinstance(prompt, ChatPrompt) and prompt.template is not None
         return await self._run(encode, inline=is_short and not own_template)
 
+    async def pinned_prefixes(
+        self,
+        spec: RequestSpec,
+        prompt: ChatPrompt | str | tuple[int, ...],
+        token_ids: Sequence[int],
+    ) -> list[PinnedPrefix]:
+        """What the client wants to stay cached of `prompt`, whose tokens these are."""
+        prefixes: list[PinnedPrefix] = []
+        if isinstance(prompt, ChatPrompt) and prompt.breakpoints:
+            special = bool(spec.add_special_tokens)
+            find = functools.partial(self._marked_prefixes, prompt, token_ids, special)
+            inline = _num_characters(prompt) <= INLINE_CHARACTERS and prompt.template is None
+            prefixes += await self._run(find, inline=inline)
+        if spec.cache_ttl_s is not None:
+            prefixes.append(PinnedPrefix(len(token_ids), spec.cache_ttl_s))
+        return prefixes
+
     async def grammar(self, wish: Wish, thinking: Thinking) -> str:
         """The canonical text of the grammar of an answer that begins so.
 
@@ -124,9 +143,11 @@ class Texts:
             for index in range(spec.num_choices)
         ]
 
-    def plain_choice(self) -> Choice:
-        """For a token that is asked for on behalf of another request."""
-        return Choice(0, Detokenizer(self.tokenizer), StopMatcher(()), 0)
+    def plain_choice(self, index: int = 0, emitted: Iterable[int] = ()) -> Choice:
+        """For tokens that are asked for on behalf of another choice, after what it has emitted."""
+        choice = Choice(index, Detokenizer(self.tokenizer), StopMatcher(()), 0)
+        choice.token_ids.extend(emitted)
+        return choice
 
     def close(self) -> None:
         self._grammars.close()
@@ -144,6 +165,21 @@ class Texts:
             return tuple(self.tokenizer.encode(rendered, add_special_tokens=bool(special)))
         self._check_length(prompt, "prompt")
         return tuple(self.tokenizer.encode(prompt, add_special_tokens=special is not False))
+
+    def _marked_prefixes(
+        self, prompt: ChatPrompt, token_ids: Sequence[int], special: bool
+    ) -> list[PinnedPrefix]:
+        """None for a mark in a message that the template does not print."""
+        prefixes: list[PinnedPrefix] = []
+        rendered = self._rendered(prompt)
+        for place in last_of_each_ttl(prompt.breakpoints):
+            marked = self._rendered(with_mark(prompt, place))
+            if marked == rendered:
+                continue
+            text = rendered[: num_common(rendered, marked)]
+            ids = self.tokenizer.encode(text, add_special_tokens=special)
+            prefixes.append(PinnedPrefix(num_common(ids, token_ids), place.ttl_s))
+        return prefixes
 
     def _rendered(self, prompt: ChatPrompt) -> str:
         template = self._template

@@ -64,6 +64,8 @@ class Accounts:
     prices: Mapping[str, Price]
     metrics: TenantMetrics
     wall: Callable[[], float]
+    pinned_tokens: int | None = None
+    """What a key may have pinned that says nothing of it; None: no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,7 @@ class Served:
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
+    pinned_token_seconds: float = 0.0
 
 
 class WaitingLife(Protocol):
@@ -134,6 +137,15 @@ class Visit:
     def worker_priority(self, asked: int) -> int:
         """The client's own priority within its class; lower is served first."""
         return BASE_PRIORITY[self.priority_class] + asked
+
+    @property
+    def max_pinned_tokens(self) -> int | None:
+        """Tokens that the key may have pinned at once; None: no limit."""
+        accounts, key = self._hall.accounts, self.call.key
+        if accounts is None or key is None:
+            return None
+        own = key.limits.pinned_tokens
+        return accounts.pinned_tokens if own is None else own
 
     async def charge(self, num_prompt_tokens: int, *, lease_s: float) -> None:
         """Raises RateLimitedError or QuotaError if the key's limits have no room for it."""
@@ -287,6 +299,7 @@ class Visit:
             prompt_tokens=served.prompt_tokens if was_served else 0,
             cached_tokens=served.cached_tokens if was_served else 0,
             output_tokens=served.output_tokens,
+            pinned_token_seconds=served.pinned_token_seconds,
         )
         lease_id = self._let_lease_go()
         difference = row.weighted_tokens - self._charged

@@ -12,8 +12,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 Status = Literal[
     "validating",
@@ -26,6 +27,9 @@ Status = Literal[
     "cancelled",
 ]
 FINAL = frozenset({"failed", "completed", "expired", "cancelled"})
+OPEN = frozenset(get_args(Status)) - FINAL
+MAX_COUNTED = 1000
+"""Open batches that `totals` looks at, the oldest ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +95,16 @@ class BatchRecord:
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What all owners have together."""
+
+    num_files: int
+    num_file_bytes: int
+    num_open: Mapping[str, int]
+    """Batches that have not ended, by status; as clients see it."""
 
 
 def file_from_json(text: str | bytes) -> FileRecord:
@@ -167,6 +181,8 @@ class BatchStore(Protocol):
         """False, and nothing done, if the lease has gone to somebody else, or the batch has ended:
         what ended stays as it is."""
         ...
+
+    async def totals(self) -> Totals: ...
 
     async def close(self) -> None: ...
 

@@ -5,18 +5,21 @@ The file is made when the first record is written; until then everything is empt
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
-import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
-from state.batches import BatchRecord, FileRecord, batch_from_json, file_from_json
-from state.store import StoreUnavailableError
-
-T = TypeVar("T")
+from state.batches import (
+    MAX_COUNTED,
+    BatchRecord,
+    FileRecord,
+    Totals,
+    batch_from_json,
+    file_from_json,
+)
+from state.sqlite_file import SqliteFile
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS files (
@@ -43,11 +46,8 @@ class FileBatches:
     """
 
     def __init__(self, path: Path, timeout_s: float, wall: Callable[[], float] = time.time) -> None:
-        self._path = path
-        self._timeout_s = timeout_s
         self._wall = wall
-        self._lock = threading.Lock()
-        self._connection: sqlite3.Connection | None = None
+        self._file = SqliteFile(path, _SCHEMA, timeout_s=timeout_s, synchronous="FULL")
 
     async def put_file(self, record: FileRecord, *, max_total_bytes: int | None = None) -> bool:
         def put(connection: sqlite3.Connection) -> bool:
@@ -65,31 +65,31 @@ class FileBatches:
             connection.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?)", row)
             return True
 
-        return await self._write(put)
+        return await self._file.write(put)
 
     async def get_file(self, file_id: str) -> FileRecord | None:
-        rows = await self._rows("SELECT record FROM files WHERE id = ?", file_id)
-        return file_from_json(str(rows[0][0])) if rows else None
+        rows = await self._file.rows("SELECT record FROM files WHERE id = ?", file_id)
+        return file_from_json(rows[0][0]) if rows else None
 
     async def delete_file(self, file_id: str) -> bool:
         query = "DELETE FROM files WHERE id = ?"
-        return await self._write(lambda c: c.execute(query, (file_id,)).rowcount > 0)
+        return await self._file.write(lambda c: c.execute(query, (file_id,)).rowcount > 0)
 
     async def files(self, owner: str) -> tuple[FileRecord, ...]:
-        rows = await self._rows("SELECT record FROM files WHERE owner = ? ORDER BY id", owner)
-        return tuple(file_from_json(str(row[0])) for row in rows)
+        rows = await self._file.rows("SELECT record FROM files WHERE owner = ? ORDER BY id", owner)
+        return tuple(file_from_json(row[0]) for row in rows)
 
     async def expired_files(self, now: float) -> tuple[FileRecord, ...]:
         query = f"SELECT record FROM files WHERE expires_at <= ? LIMIT {MAX_EXPIRED}"
-        return tuple(file_from_json(str(row[0])) for row in await self._rows(query, now))
+        return tuple(file_from_json(row[0]) for row in await self._file.rows(query, now))
 
     async def create_batch(self, record: BatchRecord) -> None:
         query = "INSERT INTO batches (id, owner, open, record) VALUES (?, ?, 1, ?)"
         row = (record.batch_id, record.owner, record.to_json())
-        await self._write(lambda c: c.execute(query, row).rowcount)
+        await self._file.write(lambda c: c.execute(query, row).rowcount)
 
     async def get_batch(self, batch_id: str) -> BatchRecord | None:
-        rows = await self._rows("SELECT record, cancel_at FROM batches WHERE id = ?", batch_id)
+        rows = await self._file.rows("SELECT record, cancel_at FROM batches WHERE id = ?", batch_id)
         return _batch(rows[0]) if rows else None
 
     async def batches(
@@ -99,16 +99,16 @@ class FileBatches:
             "SELECT record, cancel_at FROM batches WHERE owner = ? AND (? IS NULL OR id < ?) "
             "ORDER BY id DESC LIMIT ?"
         )
-        rows = await self._rows(query, owner, after, after, limit)
+        rows = await self._file.rows(query, owner, after, after, limit)
         return tuple(_batch(row) for row in rows)
 
     async def open_batches(self) -> tuple[str, ...]:
-        rows = await self._rows("SELECT id FROM batches WHERE open = 1 ORDER BY id")
-        return tuple(str(row[0]) for row in rows)
+        rows = await self._file.rows("SELECT id FROM batches WHERE open = 1 ORDER BY id")
+        return tuple(row[0] for row in rows)
 
     async def ask_cancel(self, batch_id: str, at: int) -> None:
         query = "UPDATE batches SET cancel_at = ? WHERE id = ? AND open = 1 AND cancel_at IS NULL"
-        await self._write(lambda c: c.execute(query, (at, batch_id)).rowcount)
+        await self._file.write(lambda c: c.execute(query, (at, batch_id)).rowcount)
 
     async def take(self, batch_id: str, *, ttl_s: float) -> int | None:
         query = (
@@ -121,64 +121,33 @@ class FileBatches:
             row = connection.execute(query, (now + ttl_s, batch_id, now)).fetchone()
             return None if row is None else int(row[0])
 
-        return await self._write(take)
+        return await self._file.write(take)
 
     async def renew(self, batch_id: str, epoch: int, *, ttl_s: float) -> bool:
         query = "UPDATE batches SET leased_until = ? WHERE id = ? AND epoch = ?"
         row = (self._wall() + ttl_s, batch_id, epoch)
-        return await self._write(lambda c: c.execute(query, row).rowcount > 0)
+        return await self._file.write(lambda c: c.execute(query, row).rowcount > 0)
 
     async def release(self, batch_id: str, epoch: int) -> None:
         query = "UPDATE batches SET leased_until = 0 WHERE id = ? AND epoch = ?"
-        await self._write(lambda c: c.execute(query, (batch_id, epoch)).rowcount)
+        await self._file.write(lambda c: c.execute(query, (batch_id, epoch)).rowcount)
 
     async def update(self, record: BatchRecord, epoch: int) -> bool:
         query = "UPDATE batches SET record = ?, open = ? WHERE id = ? AND epoch = ? AND open = 1"
         row = (record.to_json(), int(not record.is_final), record.batch_id, epoch)
-        return await self._write(lambda c: c.execute(query, row).rowcount > 0)
+        return await self._file.write(lambda c: c.execute(query, row).rowcount > 0)
+
+    async def totals(self) -> Totals:
+        files = await self._file.rows("SELECT count(*), coalesce(sum(bytes), 0) FROM files")
+        query = "SELECT record, cancel_at FROM batches WHERE open = 1 ORDER BY id LIMIT ?"
+        records = [_batch(row) for row in await self._file.rows(query, MAX_COUNTED)]
+        num_files, num_file_bytes = files[0] if files else (0, 0)
+        return Totals(num_files, num_file_bytes, Counter[str](record.status for record in records))
 
     async def close(self) -> None:
-        if self._connection is not None:
-            await asyncio.to_thread(self._connection.close)
-            self._connection = None
-
-    async def _rows(self, query: str, *values: object) -> list[tuple[object, ...]]:
-        if self._connection is None and not self._path.exists():
-            return []
-        return await self._write(lambda c: c.execute(query, values).fetchall())
-
-    async def _write(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        return await asyncio.to_thread(self._locked, work)
-
-    def _locked(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """One transaction: all of it, or nothing."""
-        try:
-            with self._lock:
-                if self._connection is None:
-                    self._connection = self._open()
-                with self._connection as connection:
-                    connection.execute("BEGIN IMMEDIATE")
-                    return work(connection)
-        except (OSError, sqlite3.Error) as error:
-            raise StoreUnavailableError(f"{self._path}: {error}") from None
-
-    def _open(self) -> sqlite3.Connection:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._path.touch(mode=0o600)
-        connection = sqlite3.connect(
-            self._path, timeout=self._timeout_s, check_same_thread=False, isolation_level=None
-        )
-        try:
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = FULL")
-            connection.executescript(_SCHEMA)
-        except sqlite3.Error:
-            connection.close()
-            raise
-        return connection
+        await self._file.close()
 
 
-def _batch(row: tuple[object, ...]) -> BatchRecord:
+def _batch(row: tuple[str, int | None]) -> BatchRecord:
     record, cancel_at = row
-    assert isinstance(record, str) and isinstance(cancel_at, int | None)
     return batch_from_json(record).cancelled_by_client(cancel_at)

@@ -1,23 +1,17 @@
 """Tenants in a file (SQLite): keys and usage for processes of one machine, without a server.
 
-The command line writes keys beside a running router, so every call opens no more than a short
-transaction; a call that waits longer for another process than the deadline fails.
+The command line writes keys beside a running router.
 """
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
 
 from core.errors import ConfigError
-from state.store import StoreUnavailableError
+from state.sqlite_file import SqliteFile
 from state.tenants import COUNTERS, KeyRecord, Settlement, UsageRow, key_from_json
-
-T = TypeVar("T")
 
 _SLOT = ("day", "key_id", "model", "batch")
 _SCHEMA = f"""
@@ -47,34 +41,24 @@ class FileTenants:
     """
 
     def __init__(self, path: Path, timeout_s: float) -> None:
-        self._path = path
-        self._lock = threading.Lock()
+        # A power failure may take the last moments of usage with it.
+        self._file = SqliteFile(path, _SCHEMA, timeout_s=timeout_s, synchronous="NORMAL")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch(mode=0o600)
-            self._connection = sqlite3.connect(path, timeout=timeout_s, check_same_thread=False)
-            self._connection.execute("PRAGMA journal_mode = WAL")
-            # A power failure may take the last moments of usage with it, never the file.
-            self._connection.execute("PRAGMA synchronous = NORMAL")
-            self._connection.executescript(_SCHEMA)
+            self._file.open()
         except (OSError, sqlite3.Error) as error:
             raise ConfigError(f"tenants.file = {path}: {error}") from None
 
     async def put_key(self, record: KeyRecord) -> None:
-        def put(connection: sqlite3.Connection) -> None:
-            row = (record.key_id, record.to_json())
-            connection.execute("INSERT OR REPLACE INTO keys VALUES (?, ?)", row)
-
-        await self._call(put)
+        query = "INSERT OR REPLACE INTO keys VALUES (?, ?)"
+        row = (record.key_id, record.to_json())
+        await self._file.write(lambda c: c.execute(query, row).rowcount)
 
     async def get_key(self, key_id: str) -> KeyRecord | None:
-        query = "SELECT record FROM keys WHERE key_id = ?"
-        rows = await self._call(lambda c: c.execute(query, (key_id,)).fetchall())
+        rows = await self._file.rows("SELECT record FROM keys WHERE key_id = ?", key_id)
         return key_from_json(rows[0][0]) if rows else None
 
     async def keys(self) -> tuple[KeyRecord, ...]:
-        rows = await self._call(lambda c: c.execute("SELECT record FROM keys").fetchall())
-        found = [key_from_json(row[0]) for row in rows]
+        found = [key_from_json(row[0]) for row in await self._file.rows("SELECT record FROM keys")]
         return tuple(sorted(found, key=lambda record: (record.created_at, record.key_id)))
 
     async def settle(self, router_id: str, sequence: int, batch: Sequence[Settlement]) -> None:
@@ -85,26 +69,14 @@ class FileTenants:
                 connection.executemany(_ADD_USAGE, rows)
 
         if rows:
-            await self._call(settle)
+            await self._file.write(settle)
 
     async def usage(self, day: str, key_id: str | None = None) -> tuple[UsageRow, ...]:
         query = "SELECT * FROM usage WHERE day = ? AND ? IN ('', key_id) ORDER BY 1, 2, 3, 4"
-        rows = await self._call(lambda c: c.execute(query, (day, key_id or "")).fetchall())
         return tuple(
             UsageRow(day, owner, model, bool(batch), *counts)
-            for day, owner, model, batch, *counts in rows
+            for day, owner, model, batch, *counts in await self._file.rows(query, day, key_id or "")
         )
 
     async def close(self) -> None:
-        await asyncio.to_thread(self._connection.close)
-
-    async def _call(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        return await asyncio.to_thread(self._locked, work)
-
-    def _locked(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """One transaction: all of it, or nothing."""
-        try:
-            with self._lock, self._connection as connection:
-                return work(connection)
-        except sqlite3.Error as error:
-            raise StoreUnavailableError(f"{self._path}: {error}") from None
+        await self._file.close()

@@ -16,10 +16,18 @@ Members of one score are in the order of their names, which is that of their cre
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar, cast
 
-from state.batches import BatchRecord, FileRecord, batch_from_json, file_from_json
+from state.batches import (
+    MAX_COUNTED,
+    BatchRecord,
+    FileRecord,
+    Totals,
+    batch_from_json,
+    file_from_json,
+)
 from state.redis_link import RedisLink, milliseconds
 
 T = TypeVar("T")
@@ -163,6 +171,14 @@ class RedisBatches:
         row = (record.batch_id, epoch, record.to_json(), int(record.is_final))
         return bool(await self._run(_UPDATE, *row))
 
+    async def totals(self) -> Totals:
+        num_files = await self._link.within(_number(self._redis.hlen(self._files)))
+        sizes = self._redis.hvals(f"{self._prefix}:file-bytes")
+        num_bytes = sum(map(int, await self._link.within(_list(sizes))))
+        found = self._redis.zrange(f"{self._prefix}:open-batches", 0, MAX_COUNTED - 1)
+        records = await self._merged(await self._link.within(_list(found)))
+        return Totals(num_files, num_bytes, Counter[str](record.status for record in records))
+
     async def close(self) -> None:
         await self._link.close()
 
@@ -199,3 +215,7 @@ def _get(call: object) -> Awaitable[bytes | None]:
 
 def _list(call: object) -> Awaitable[list[bytes]]:
     return cast(Awaitable[list[bytes]], call)
+
+
+def _number(call: object) -> Awaitable[int]:
+    return cast(Awaitable[int], call)

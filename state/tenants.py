@@ -33,10 +33,20 @@ class KeyLimits:
     tokens_per_minute: int | None = None
     max_concurrency: int | None = None
     daily_tokens: int | None = None
+    pinned_tokens: int | None = None
+    """Prompt tokens that are pinned at once. Workers count them; beyond it nothing is refused but
+    the pin."""
 
     @property
     def any(self) -> bool:
-        return any(value is not None for value in dataclasses.astuple(self))
+        """Whether a request has to be counted before it is served."""
+        counted = (
+            self.requests_per_minute,
+            self.tokens_per_minute,
+            self.max_concurrency,
+            self.daily_tokens,
+        )
+        return any(value is not None for value in counted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +92,7 @@ COUNTERS = (
     "output_tokens",
     "weighted_tokens",
     "cost_nanos",
+    "pinned_token_seconds",
 )
 
 
@@ -103,6 +114,8 @@ class UsageRow:
     """What counts towards limits and quotas."""
     cost_nanos: int = 0
     """Billionths of the price table's money."""
+    pinned_token_seconds: int = 0
+    """Tokens that were pinned times the seconds for which they were, as granted."""
 
     @property
     def slot(self) -> tuple[str, str, str, bool]:

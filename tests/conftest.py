@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import fakes_process
 import hypothesis
@@ -21,13 +21,19 @@ from text.hub import ModelSource, resolve
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 
 
-hypothesis.settings.register_profile("steady", derandomize=True)
+# A machine that stalls makes an example slow, and tells nothing of what is tested.
+UNHURRIED: dict[str, Any] = {
+    "deadline": None,
+    "suppress_health_check": [hypothesis.HealthCheck.too_slow],
+}
+hypothesis.settings.register_profile("unhurried", **UNHURRIED)
+hypothesis.settings.register_profile("steady", derandomize=True, **UNHURRIED)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Whether a change is good must not hang on what is drawn; the slow suite looks further."""
-    if "not slow" in config.getoption("markexpr"):
-        hypothesis.settings.load_profile("steady")
+    is_quick = "not slow" in config.getoption("markexpr")
+    hypothesis.settings.load_profile("steady" if is_quick else "unhurried")
 
 
 @pytest.fixture(scope="session")

@@ -16,12 +16,14 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import httpx
+from fakes_lasting_store import LastingStore
 from fakes_loop_thread import DEADLINE_S, LoopThread
 from fakes_observed_worker import ObservedWorker
 from fakes_real_house import Front, RealHouse
 
 from cluster.store_factory import connect_store
 from core.config import Config, StateConfig, load_config
+from core.load import LoadReport
 from core.request import Phase
 from state.memory import MemoryStore
 from state.store import Store
@@ -142,6 +144,11 @@ class CaseHouse(RealHouse):
                 return sum(load.kv_blocks.get(state, 0) for state in states)
         return -1
 
+    def reported(self, worker_id: str) -> LoadReport:
+        """The worker's last report."""
+        loads = self.router.server.fleet.loads()
+        return next(load for member, load in loads if member.worker_id == worker_id)
+
     def held(self, worker_id: str) -> int:
         return self.blocks(worker_id, "importing", "leased", "running")
 
@@ -184,15 +191,17 @@ def case_house(
     prefill: int = 1,
     decode: int = 1,
     decode_config: Config | None = None,
+    members_expire: bool = False,
 ) -> Iterator[CaseHouse]:
     """A house of observed workers `prefill-0`, ..., `decode-0`, ..., which must end whole.
 
-    It meets on the Redis of its settings, if they name one; else nobody else can join.
+    It meets on the Redis of its settings, if they name one; else nobody else can join. Its own
+    workers are members until they withdraw, unless members are to expire.
     """
     before = _threads()
     with LoopThread() as loop:
         stack = contextlib.AsyncExitStack()
-        house = CaseHouse(loop, stack, config, loop.run(_open_store(config.state)))
+        house = CaseHouse(loop, stack, config, loop.run(_open_store(config.state, members_expire)))
         try:
             for i in range(prefill):
                 house.observe(config, Phase.PREFILL, f"prefill-{i}")
@@ -268,8 +277,9 @@ def some_tokens(num_tokens: int, seed: int = 0) -> list[int]:
     return [3 + (7 + seed * 31 + i * i * (seed + 3) + i) % 250 for i in range(num_tokens)]
 
 
-async def _open_store(config: StateConfig) -> Store:
-    return MemoryStore() if config.backend == "memory" else connect_store(config)
+async def _open_store(config: StateConfig, members_expire: bool) -> Store:
+    store: Store = MemoryStore() if config.backend == "memory" else connect_store(config)
+    return store if members_expire else LastingStore(store)
 
 
 async def _others_end() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import uuid
 
@@ -11,7 +10,8 @@ import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 
 from cluster.shell import Ending, Endpoints, MakeWorker, Progress, Router, Worker
-from core.config import Config
+from cluster.worker_heartbeat import Heartbeat
+from core.config import Config, run_dir
 from core.errors import CapacityError, WorkerLostError
 from core.request import Phase
 from engine.rendezvous import Rendezvous
@@ -25,9 +25,8 @@ class StandInWorker:
         self._config = config
         self._role = role
         self._worker_id = worker_id
-        self._store = store
         self._epoch = uuid.uuid4().hex
-        self._beating: asyncio.Task[None] | None = None
+        self._heartbeat = Heartbeat(store, config.worker.heartbeat_s)
         self._server = grpc.aio.server()
         self._over = asyncio.Event()
         self.drained = False
@@ -44,33 +43,20 @@ class StandInWorker:
         member = Member(
             self._worker_id, self._epoch, self._role, f"127.0.0.1:{port}", "stand-in", "key"
         )
-        await self._store.announce(member, ttl_s=3 * self._config.worker.heartbeat_s)
-        self._beating = asyncio.create_task(self._beat(member))
+        await self._heartbeat.start(member, patience_s=self._config.cluster.start_timeout_s)
         return member
 
     async def drain(self, timeout_s: float) -> None:
-        await self._store.withdraw(self._worker_id, self._epoch)
+        await self._heartbeat.stop()
         self.drained = True
 
     async def stop(self, grace_s: float) -> None:
-        if self._beating is not None:
-            self._beating.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._beating
-        self._beating = None
-        await self._store.withdraw(self._worker_id, self._epoch)
+        await self._heartbeat.stop()
         await self._server.stop(grace_s)
 
     async def wait_ended(self) -> Ending:
         await self._over.wait()
         return Ending.RETIRED
-
-    async def _beat(self, member: Member) -> None:
-        ttl_s = 3 * self._config.worker.heartbeat_s
-        while True:
-            await asyncio.sleep(self._config.worker.heartbeat_s)
-            if not await self._store.heartbeat(self._worker_id, self._epoch, ttl_s=ttl_s):
-                await self._store.announce(member, ttl_s=ttl_s)
 
 
 class RefusingWorker(StandInWorker):
@@ -78,6 +64,18 @@ class RefusingWorker(StandInWorker):
 
     async def start(self, progress: Progress) -> Member:
         raise CapacityError("needs 80 GiB, has 8 GiB")
+
+
+MAY_REFUSE = "may-refuse"
+
+
+class AwaitedRefusal(RefusingWorker):
+    """A worker whose model does not fit, which is seen once a file lies in the run directory."""
+
+    async def start(self, progress: Progress) -> Member:
+        while not (run_dir(self._config.cluster) / MAY_REFUSE).exists():
+            await asyncio.sleep(0.02)
+        return await super().start(progress)
 
 
 class StuckWorker(StandInWorker):
@@ -171,6 +169,7 @@ def _maker(kind: type[StandInWorker]) -> MakeWorker:
 
 make_worker = _maker(StandInWorker)
 make_refusing_worker = _maker(RefusingWorker)
+make_awaited_refusal = _maker(AwaitedRefusal)
 make_stuck_worker = _maker(StuckWorker)
 make_slow_worker = _maker(SlowWorker)
 make_loading_worker = _maker(LoadingWorker)

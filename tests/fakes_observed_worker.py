@@ -15,6 +15,7 @@ import grpc
 from fakes_loop_thread import DEADLINE_S
 
 from cluster.worker_shell import WorkerShell, _Parts
+from core.clock import MonotonicClock
 from core.config import Config
 from core.request import Phase
 from engine.batch import StepInput
@@ -116,12 +117,23 @@ class Posted:
         self._arrived.set()
 
 
+class SkippingClock(MonotonicClock):
+    """Goes as the machine's does, and further ahead whenever a test says so."""
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+
+    def now(self) -> float:
+        return super().now() + self.ahead_s
+
+
 class ObservedWorker(WorkerShell):
     """A `WorkerShell` with open books."""
 
     def __init__(self, config: Config, role: Phase, worker_id: str, store: Store) -> None:
         super().__init__(config, role, worker_id, store)
         self.role = role
+        self._clock = self.clock = SkippingClock()
         self.steps = Steps()
         self.posted = Posted()
 

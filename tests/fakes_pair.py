@@ -17,6 +17,8 @@ from core.request import (
     Attempt,
     AttemptDone,
     AttemptFailed,
+    Pinned,
+    PinWish,
     PromptLogprobs,
     SamplingParams,
     TokenEvent,
@@ -56,6 +58,7 @@ def attempt(
     priority: int = 0,
     deadline_s: float = 1e6,
     prompt_logprobs: int | None = None,
+    pins: PinWish | None = None,
 ) -> Attempt:
     return Attempt(
         request_id=f"r-{transfer_id}",
@@ -67,6 +70,7 @@ def attempt(
         sampling=SamplingParams(max_tokens=max_tokens, seed=seed, prompt_logprobs=prompt_logprobs),
         deadline_s=deadline_s,
         priority=priority,
+        pins=pins,
     )
 
 
@@ -192,6 +196,7 @@ class Pair:
         window: int | None = None,
         max_model_len: int = 200,
         eos: tuple[int, ...] = (),
+        max_pinned: int | None = None,
     ) -> None:
         self.now = 0.0
         self.eos = eos
@@ -200,7 +205,12 @@ class Pair:
         self.decode_executor = FakeExecutor(decode_blocks, block_size)
         self.transfers = MemoryTransfers(self.prefill_executor)
         identity = WorkerIdentity("p0", "e0", "127.0.0.1:1", COMPAT)
-        pool = BlockPool(prefill_blocks, block_size, enable_prefix_caching=caching)
+        pool = BlockPool(
+            prefill_blocks,
+            block_size,
+            enable_prefix_caching=caching,
+            max_pinned_blocks=max_pinned,
+        )
         self.prefill = PrefillRole(
             pool,
             PrefillScheduler(
@@ -211,7 +221,12 @@ class Pair:
             compat_key=COMPAT,
             eos_token_ids=eos,
         )
-        pool = BlockPool(decode_blocks, block_size, enable_prefix_caching=caching)
+        pool = BlockPool(
+            decode_blocks,
+            block_size,
+            enable_prefix_caching=caching,
+            max_pinned_blocks=max_pinned,
+        )
         bounds = DecodeLimits(
             max_num_seqs, max_num_seqs + chunk_tokens, chunk_tokens, growth_tokens, window
         )
@@ -226,6 +241,7 @@ class Pair:
         )
         self.started: dict[str, Started] = {}
         self.scores: dict[str, list[PromptLogprobs]] = defaultdict(list)
+        self.pinned: dict[str, Pinned] = {}
         self.output: dict[tuple[str, int], list[int]] = defaultdict(list)
         self.finished: dict[tuple[str, int], str] = {}
         self.failed: dict[str, AttemptFailed] = {}
@@ -304,6 +320,9 @@ class Pair:
             case PromptLogprobs():
                 assert not any(key[0] == event.transfer_id for key in self.output), "too late"
                 self.scores[event.transfer_id].append(event)
+            case Pinned():
+                assert not any(key[0] == event.transfer_id for key in self.output), "too late"
+                self.pinned[event.transfer_id] = event
             case TokenEvent():
                 key = (event.transfer_id, event.choice)
                 assert key not in self.finished, "a token after the last"

@@ -17,10 +17,20 @@ import grpc.aio
 from fakes_language import FakeLanguage
 from fakes_pull import DEADLINE_S, FakeKv
 
+from bench.tandem_server import free_port
 from core.compat import PROTOCOL_VERSION
 from core.handoff import Handoff, Moved, Started
 from core.load import LoadReport
-from core.request import Attempt, AttemptDone, AttemptFailed, LegTimings, Phase, TokenEvent
+from core.request import (
+    Attempt,
+    AttemptDone,
+    AttemptFailed,
+    LegTimings,
+    Phase,
+    Pinned,
+    PinnedPrefix,
+    TokenEvent,
+)
 from protos import codec, worker_pb2, worker_pb2_grpc
 from protos.codec import WorkerEvent
 from state.store import Member
@@ -67,6 +77,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     worker_id: str = ""
     compat_key: str = "key"
     num_cached_tokens: int = 0
+    num_pinned_tokens: int | None = None
+    """Granted to who asks to pin; None: all that is asked and allowed."""
     load: LoadReport = LoadReport(kv_blocks={"free": 10_000})
 
     trap: Trap = field(default_factory=lambda: Trap())
@@ -105,7 +117,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.epoch = secrets.token_hex(8)
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server)
-        self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
+        self.port = self.port or free_port()  # nobody takes it before a restart
+        self._server.add_insecure_port(f"127.0.0.1:{self.port}")
         await self._server.start()
         return self.member
 
@@ -276,6 +289,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             session.outgoing.put_nowait(self._started(attempt, self._handoff(attempt)))
             await self._step(attempt.num_emitted)
             self._score(session, attempt)
+            self._pin(session, attempt)
             first = [
                 self.language.next_event(attempt, c, (), position=attempt.num_emitted)
                 for c in attempt.choices
@@ -296,6 +310,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         if handoff is None:
             session.outgoing.put_nowait(self._started(attempt, None))
             self._score(session, attempt)
+            self._pin(session, attempt)
         else:
             first = await self.kv.pull(attempt.transfer_id)
             if first is None:
@@ -342,6 +357,18 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         scores = self.language.prompt_logprobs(attempt)
         if scores is not None:
             session.outgoing.put_nowait(scores)
+
+    def _pin(self, session: _Session, attempt: Attempt) -> None:
+        if (wish := attempt.pins) is None:
+            return
+        longest = max(wish.prefixes, key=lambda p: p.num_tokens, default=PinnedPrefix(0, 0.0))
+        granted = self.num_pinned_tokens
+        if granted is None:
+            granted = longest.num_tokens // BLOCK_SIZE * BLOCK_SIZE
+        if wish.max_owned_tokens is not None and granted > wish.max_owned_tokens:
+            granted = 0
+        pinned = Pinned(attempt.transfer_id, granted, granted * longest.ttl_s)
+        session.outgoing.put_nowait(pinned)
 
     async def _step(self, position: int) -> None:
         """Waits at the gate; or dies, if this is the position to die at."""

@@ -30,13 +30,16 @@ class WorkerProcess:
 
 @contextlib.contextmanager
 def worker_processes(
-    state: StateConfig, roles: Sequence[Phase]
+    state: StateConfig, roles: Sequence[Phase], faults: str = ""
 ) -> Iterator[dict[str, WorkerProcess]]:
-    """Ready workers by their ids (`prefill-0`, `prefill-1`, ...); all gone after the block."""
+    """Ready workers by their ids (`prefill-0`, `prefill-1`, ...); all gone after the block.
+
+    `faults` is a spec of core/faults.py, which names the workers that it is for.
+    """
     names = [f"{role.value}-{roles[:i].count(role)}" for i, role in enumerate(roles)]
     with contextlib.ExitStack() as stack:
         children = {
-            name: stack.enter_context(child(_command(state, role, name)))
+            name: stack.enter_context(child(_command(state, role, name, faults)))
             for name, role in zip(names, roles, strict=True)
         }
         yield {
@@ -45,12 +48,13 @@ def worker_processes(
         }
 
 
-def _command(state: StateConfig, role: Phase, worker_id: str) -> list[str]:
+def _command(state: StateConfig, role: Phase, worker_id: str, faults: str) -> list[str]:
     overrides = [
         *SETTINGS,
         "state.backend=redis",
         f"state.redis_url={state.redis_url}",
         f"state.namespace={state.namespace}",
+        f"faults.spec={faults}",
     ]
     options = [option for override in overrides for option in ("--set", override)]
     return tandem(f"{role.value}-worker", "--id", worker_id, *options)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 from debian_packages import cached, unpack
+
+from bench.tandem_server import free_port
 
 CACHE = Path.home() / ".cache" / "tandem" / "test-prometheus"
 START_TIMEOUT_S = 60.0
@@ -33,13 +34,17 @@ class Prometheus:
         self._http = http
 
     async def until_scraped(self) -> None:
-        """Until its only target has been read."""
-        async with asyncio.timeout(START_TIMEOUT_S):
-            while True:
-                for target in (await self.get("/api/v1/targets"))["activeTargets"]:
-                    assert target["health"] != "down", target["lastError"]
-                    if target["health"] == "up":
-                        return
+        """Until its only target has been read. One that was late is read again after a while."""
+        error = "never tried"
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                while True:
+                    for target in (await self.get("/api/v1/targets"))["activeTargets"]:
+                        error = target["lastError"]
+                        if target["health"] == "up":
+                            return
+        except TimeoutError:
+            raise AssertionError(f"it was not read: {error}") from None
 
     async def query(self, expression: str) -> list[dict[str, Any]]:
         """The instant vector it is now. Fails if Prometheus refuses the expression."""
@@ -57,9 +62,7 @@ class Prometheus:
 @contextlib.asynccontextmanager
 async def running(program: Path, directory: Path, config: Path) -> AsyncIterator[Prometheus]:
     """A server for the length of the block, its data under `directory`."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     log = directory / "prometheus.log"
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(

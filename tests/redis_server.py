@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -154,10 +155,12 @@ def _await_ready(process: subprocess.Popen[str]) -> bool:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """One that the system gives to no connection, so that it is there when a server comes back."""
+    while True:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            port = random.randrange(20_000, 32_768)
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 if __name__ == "__main__":

@@ -37,7 +37,8 @@ class Detokenizer:
 
     def push(self, token_ids: Iterable[int]) -> str:
         """Text that is final with these tokens; never ends inside a character."""
-        data = b"".join(self._tokenizer.token_bytes(i) for i in token_ids if i not in self._skipped)
+        token_bytes, skipped = self._tokenizer.token_bytes, self._skipped
+        data = b"".join([token_bytes(i) for i in token_ids if i not in skipped])
         return self._stripped(self._decoder.decode(data))
 
     def flush(self) -> str:

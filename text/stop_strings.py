@@ -27,6 +27,8 @@ class StopMatcher:
 
     def push(self, text: str) -> tuple[str, bool]:
         """Text to emit now, and whether a stop ended it; nothing is emitted after a stop."""
+        if not self._stops:
+            return text, False
         if self.matched is not None:
             return "", True
         text = self._held + text

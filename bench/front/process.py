@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench.client import ServerError
 
-_START_TIMEOUT_S = 60.0
+_START_TIMEOUT_S = 180.0
 _STOP_TIMEOUT_S = 10.0
 _SAYS = b"listens at "
 

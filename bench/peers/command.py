@@ -119,7 +119,7 @@ def install(
     names: Annotated[list[str] | None, typer.Argument(help="Default: all.")] = None,
     environments: EnvironmentsOption = None,
 ) -> None:
-    """Make a peer's own environment: vllm, llama.cpp or transformers."""
+    """Make a peer's own environment: vllm, llama.cpp, transformers or vllm-router."""
     places = places_at(environments)
     for name in names or PEERS:
         peer = known_peer(name)

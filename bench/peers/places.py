@@ -8,8 +8,8 @@ from typing import Literal
 
 from text.card import ModelCard
 
-Peer = Literal["vllm", "llama.cpp", "transformers"]
-PEERS: tuple[Peer, ...] = ("vllm", "llama.cpp", "transformers")
+Peer = Literal["vllm", "llama.cpp", "transformers", "vllm-router"]
+PEERS: tuple[Peer, ...] = ("vllm", "llama.cpp", "transformers", "vllm-router")
 
 GGUF_TYPES = ("BF16", "Q8_0", "Q4_1", "Q4_0")
 """llama.cpp's types that the model is written in."""

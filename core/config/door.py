@@ -146,12 +146,15 @@ class TenantsConfig(Section):
     """What a prompt token found in a prefix cache counts towards limits and quotas."""
     batch_token_weight: Annotated[float, Field(ge=0, le=1)] = 0.5
     """What tokens of the batch class count towards limits and quotas."""
+    pinned_tokens: Annotated[int, Field(ge=0)] | None = None
+    """Prompt tokens that a key which says nothing else may have pinned at once, on all workers
+    together (`cache_control`). Unset: no limit but cache.max_pinned_share."""
     class_headroom: Annotated[float, Field(ge=0, lt=0.5)] = 0.1
     """Share of the house (requests and waiting tokens) that each priority class leaves to those
     above it."""
     prices_file: str | None = None
     """TOML file with a section for each model: input, cached_input and output, in money for a
-    million tokens, and batch_discount."""
+    million tokens; pinned_hour, for a million tokens that stay pinned an hour; batch_discount."""
 
     _files = field_validator("file", "prices_file")(absolute)
 

@@ -74,6 +74,9 @@ class CacheConfig(Section):
     of a machine."""
     enable_prefix_caching: bool = True
     """Keep full blocks of finished sequences for requests that start alike."""
+    max_pinned_share: Annotated[float, Field(ge=0, le=1)] = 0.25
+    """Share of a pool's blocks that clients may pin (`cache_control`): kept for minutes or an hour,
+    and evicted last. What is asked beyond that is served, but not pinned. 0: nothing is."""
 
 
 class SchedulerConfig(Section):
@@ -136,7 +139,7 @@ class WorkerConfig(Section):
     has said nothing for so long. With reports on their way, `/ready` tells within 5 s."""
     drain_timeout_s: PositiveFloat = 30.0
     """How long a draining worker lets its sequences finish, or move to another decode worker."""
-    prefill_nice: Annotated[int, Field(ge=0, le=19)] = 5
+    prefill_nice: Annotated[int, Field(ge=0, le=19)] = 10
     """Niceness of prefill workers' processes (on Linux): where cores are short, decode workers and
     the router go first, so that streams keep their pace. 0: all are equal."""
 

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import sys
 
 import torch
 from torch import Tensor
 
-_MADV_POPULATE_WRITE = 23
-"""From linux/mman.h; Python 3.11 has no name for it."""
+from tandem_kernels.cpu.library import cpu_library
 
 
 def lazy_zeros(size_bytes: int, *, in_huge_pages: bool = True) -> Tensor:
@@ -29,16 +27,18 @@ def lazy_zeros(size_bytes: int, *, in_huge_pages: bool = True) -> Tensor:
     return torch.frombuffer(memory, dtype=torch.uint8)[:size_bytes]
 
 
-def touch(memory: Tensor) -> None:
+def touch(memory: Tensor, *, nice: int) -> None:
     """Makes the pages of contiguous `memory` present without changing a byte.
 
-    Other threads may write to it meanwhile, and Python's lock is free. Does nothing where the
-    system can't (Linux before 5.14): pages then come with their first use, as they would have.
+    Other threads may write to it meanwhile, and Python's lock is free. Done by a thread of lower
+    priority, by `nice`. Does nothing on other systems than Linux, or without compiled kernels:
+    pages then come with their first use, as they would have.
     """
-    if sys.platform == "linux" and memory.numel():
-        assert memory.is_contiguous()
-        begin = memory.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
-        end = memory.data_ptr() + memory.nbytes
-        madvise = ctypes.CDLL(None).madvise
-        madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-        madvise(begin, end - begin, _MADV_POPULATE_WRITE)
+    library = cpu_library()
+    if library is None or memory.numel() == 0:
+        return
+    assert memory.is_contiguous()
+    begin = memory.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+    library.tandem_touch_pages.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32]
+    library.tandem_touch_pages.restype = None
+    library.tandem_touch_pages(begin, memory.data_ptr() + memory.nbytes - begin, nice)

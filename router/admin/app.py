@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from core.errors import AuthenticationError, BadRequestError, UnavailableError
 from router.http.errors import error_response, install_error_handlers
+from router.pinning import pinned_tokens
 from router.tenants.gatekeeper import bearer_token
 from router.tenants.key_ring import KeyRing
 from router.tenants.limits import Limits
@@ -53,6 +54,7 @@ class NewKey(BaseModel):
     tokens_per_minute: int | None = Field(default=None, ge=1)
     max_concurrency: int | None = Field(default=None, ge=1)
     daily_tokens: int | None = Field(default=None, ge=1)
+    pinned_tokens: int | None = Field(default=None, ge=0)
     expires_at: float | None = None
     """Unix time in seconds."""
     isolate_cache: bool = True
@@ -114,6 +116,7 @@ def _add_keys(app: FastAPI, admin: Admin) -> None:
                 asked.tokens_per_minute,
                 asked.max_concurrency,
                 asked.daily_tokens,
+                asked.pinned_tokens,
             ),
             expires_at=asked.expires_at,
             isolate_cache=asked.isolate_cache,
@@ -168,6 +171,8 @@ def _add_usage(app: FastAPI, admin: Admin) -> None:
                 **levels,
                 "daily_tokens": record.limits.daily_tokens,
                 "daily_tokens_used": verdict.quota_used,
+                "pinned_tokens": record.limits.pinned_tokens,
+                "pinned_tokens_used": pinned_tokens(admin.hall.line.views(), key_id),
                 "shared": not verdict.alone,
                 "num_running_here": admin.limits.local.num_running(key_id),
             }

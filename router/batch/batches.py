@@ -11,6 +11,7 @@ from typing import Any
 from core.clock import Clock
 from core.config import Config, batch_dir
 from core.errors import BadRequestError, OverloadedError
+from router.batch.batch_metrics import BatchMetrics
 from router.batch.input_lines import ENDPOINTS
 from router.batch.library import Library, LibrarySettings
 from router.batch.run import RunParts
@@ -69,6 +70,7 @@ class Batches:
         config: Config,
         door: Door,
         gatekeeper: Gatekeeper,
+        metrics: BatchMetrics,
         clock: Clock,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -88,16 +90,19 @@ class Batches:
             ),
             wall,
         )
+        slots = Slots(
+            door,
+            max_concurrency=settings.max_concurrency,
+            max_num_seqs=config.scheduler.max_num_seqs,
+        )
+        metrics.watch(lambda: slots.num_used)
         parts = RunParts(
             door=door,
             gatekeeper=gatekeeper,
             store=self._store,
             shelf=shelf,
-            slots=Slots(
-                door,
-                max_concurrency=settings.max_concurrency,
-                max_num_seqs=config.scheduler.max_num_seqs,
-            ),
+            slots=slots,
+            metrics=metrics,
             wall=wall,
             max_in_hand=settings.max_concurrency,
             max_line_bytes=settings.max_line_bytes,

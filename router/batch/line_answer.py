@@ -22,6 +22,7 @@ from router.tenants.gatekeeper import check_endpoint
 MAX_TRIES = 3
 """Of a request that cost a worker, or its whole deadline: the next one may cost another."""
 MAX_WAIT_S = 60.0
+LINE_STATES = ("completed", "failed", "cancelled", "expired")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,13 @@ class LineResult:
     is_error: bool
     was_run: bool = True
     usage: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def state(self) -> str:
+        """One of LINE_STATES."""
+        if self.was_run:
+            return "failed" if self.is_error else "completed"
+        return str(self.result["error"]["code"]).removeprefix("batch_")
 
 
 async def answer_line(door: Door, endpoint: str, request: LineRequest, call: Call) -> LineResult:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from core.errors import AuthenticationError, TandemError
+from router.batch.batch_metrics import BatchMetrics
 from router.batch.ending import Ending, publish
 from router.batch.input_lines import (
     InputCheck,
@@ -57,6 +58,7 @@ class RunParts:
     store: BatchStore
     shelf: Shelf
     slots: Slots
+    metrics: BatchMetrics
     wall: Callable[[], float]
     max_in_hand: int
     """Lines of one batch that are asked, or wait for a place, at once."""
@@ -96,7 +98,7 @@ class BatchRun:
         # It may be another router's, with a wish or the end of the window behind it.
         if not self._must_end and self._record.status == "validating":
             await self._leased(self._validate(), may_end=True)
-            await self._lease.write(self._record)
+            await self._write()
         if self._record.is_final:
             return
         if self._record.num_total:
@@ -125,9 +127,14 @@ class BatchRun:
             self._set(status="expired", expired_at=now)
         else:
             self._set(status="completed", completed_at=now)
-        await self._lease.write(self._record)
+        await self._write()
         shelf = self._parts.shelf
         await asyncio.to_thread(shelf.remove_parts, record.batch_id)
+
+    async def _write(self) -> None:
+        await self._lease.write(self._record)
+        if self._record.is_final:
+            self._parts.metrics.ended(self._record.status)
 
     @property
     def _now(self) -> int:
@@ -233,6 +240,7 @@ class BatchRun:
     def _note(self, number: int, line: LineResult) -> None:
         assert self._writer is not None
         self._writer.write(number, line)
+        self._parts.metrics.noted(line)
         self._done.add(number)
         record = self._record
         usage = {n: record.usage.get(n, 0) + line.usage.get(n, 0) for n in TOKENS}

@@ -55,6 +55,7 @@ class BatchRunner:
             self._news.clear()
             try:
                 await self._take_more()
+                self._parts.metrics.counted(await self._parts.store.totals())
                 if self._clock.now() - self._swept >= SWEEP_EVERY_S:
                     self._swept = self._clock.now()
                     await self._library.sweep()

@@ -63,6 +63,7 @@ class Fleet:
         for epoch, member in present.items():
             if epoch not in self._sessions:
                 self._open(epoch, member)
+        self._fit_prefixes()
         self._changed()
 
     def views(self) -> list[WorkerView]:
@@ -148,6 +149,12 @@ class Fleet:
         if not task.cancelled() and task.exception() is not None:
             log.error("session of epoch %s broke", epoch, exc_info=task.exception())
             self._sessions.pop(epoch, None)
+
+    def _fit_prefixes(self) -> None:
+        """Nobody needs to remember more blocks than there are, once all have said how many."""
+        pools = [session.num_blocks for session in self._sessions.values()]
+        if pools and all(pools):
+            self._prefixes.fit(sum(pools))
 
     def _changed(self) -> None:
         for wake in tuple(self._watchers):

@@ -6,7 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from core.handoff import Moved, Started
-from core.request import AttemptDone, AttemptFailed, Phase, PromptLogprobs, TokenEvent
+from core.request import (
+    AttemptDone,
+    AttemptFailed,
+    Phase,
+    Pinned,
+    PromptLogprobs,
+    TokenEvent,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +36,7 @@ LegEvent = (
     Started
     | TokenEvent
     | PromptLogprobs
+    | Pinned
     | Moved
     | AttemptDone
     | AttemptFailed

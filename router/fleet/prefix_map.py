@@ -1,8 +1,9 @@
 """Which worker has probably cached which prefix, learnt from the router's own decisions.
 
 A bounded map from block hash to the epochs of the workers that were sent that block; the least
-recently used go first. It is a guess: a worker may have evicted the block, and then only time is
-lost. It keeps epochs, not worker ids: a restarted worker isn't credited with what it forgot.
+recently used go first, and no more are kept than all pools together hold. It is a guess: a worker
+may have evicted the block, and then only time is lost. It keeps epochs, not worker ids: a restarted
+worker isn't credited with what it forgot.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ class PrefixMap:
     def __init__(self, max_blocks: int) -> None:
         assert max_blocks > 0
         self._max_blocks = max_blocks
+        self._num_kept = max_blocks
         self._holders: OrderedDict[bytes, tuple[str, ...]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -30,12 +32,19 @@ class PrefixMap:
 
         The chain is touched tail first, so that a prefix outlives what follows it.
         """
+        after: dict[tuple[str, ...], tuple[str, ...]] = {}  # one tuple for all blocks of a chain
         for block_hash in reversed(hashes):
             known = self._holders.pop(block_hash, ())
-            others = tuple(e for e in known if e != epoch)
-            self._holders[block_hash] = (epoch, *others)[:MAX_EPOCHS_PER_BLOCK]
-        while len(self._holders) > self._max_blocks:
-            self._holders.popitem(last=False)
+            if known not in after:
+                others = (e for e in known if e != epoch)
+                after[known] = (epoch, *others)[:MAX_EPOCHS_PER_BLOCK]
+            self._holders[block_hash] = after[known]
+        self._drop_oldest()
+
+    def fit(self, num_blocks: int) -> None:
+        """Keeps no more than this, which is what all pools hold: the rest can't be there."""
+        self._num_kept = min(self._max_blocks, num_blocks)
+        self._drop_oldest()
 
     def matches(self, hashes: Sequence[bytes]) -> dict[str, int]:
         """Epoch -> how many blocks it holds of the chain, counted from its start without a gap."""
@@ -47,3 +56,7 @@ class PrefixMap:
                 break
             counts.update(dict.fromkeys(unbroken, depth + 1))
         return counts
+
+    def _drop_oldest(self) -> None:
+        while len(self._holders) > self._num_kept:
+            self._holders.popitem(last=False)

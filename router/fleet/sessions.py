@@ -26,6 +26,7 @@ from core.compat import PROTOCOL_VERSION
 from core.handoff import Handoff
 from core.load import LoadReport
 from core.request import Attempt, AttemptDone, AttemptFailed
+from core.silence import Silence
 from protos import codec, worker_pb2, worker_pb2_grpc
 from protos.secure_grpc import PeerCertificates, open_channel
 from router.fleet.assignments import Assignment, Assignments
@@ -82,6 +83,8 @@ class WorkerSession:
         self._on_leg_end = on_leg_end
         self._info: worker_pb2.WorkerInfo | None = None
         self._load = LoadReport(ready=False)
+        self.num_blocks = 0
+        """Of the worker's pool; 0: it has not said."""
         self._assignments = Assignments()
         self._sinks: dict[str, Sink] = {}
         self._outgoing: asyncio.Queue[worker_pb2.SessionRequest | None] = asyncio.Queue()
@@ -198,20 +201,14 @@ class WorkerSession:
     async def _serve(self) -> bool:
         self._outgoing = asyncio.Queue()
         channel = open_channel(self.member.address, self._settings.certificates, CHANNEL_OPTIONS)
-        reason, welcomed, patient_until = "session ended", False, 0.0
+        reason, welcomed = "session ended", False
         try:
-            async with channel, asyncio.timeout(self._settings.connect_timeout_s) as deadline:
-                loop = asyncio.get_running_loop()
+            async with channel, Silence(self._settings.connect_timeout_s) as worker:
                 async for message in worker_pb2_grpc.WorkerStub(channel).Session(self._requests()):
-                    now = loop.time()
                     if not welcomed:
                         self._welcome(message)
                         welcomed = True
-                        patient_until = now
-                    # Not with every token: a timer costs more than all else that is done here.
-                    if now >= patient_until:
-                        deadline.reschedule(now + self._settings.silence_s)
-                        patient_until = now + self._settings.silence_s / 20
+                    worker.heard(self._settings.silence_s)
                     self._deliver(message)
         except TimeoutError:
             reason = "silent for too long" if welcomed else "did not answer"
@@ -248,6 +245,7 @@ class WorkerSession:
         if info.protocol_version != PROTOCOL_VERSION:
             raise _RefusedError(f"speaks protocol {info.protocol_version}, not {PROTOCOL_VERSION}")
         self._info = info
+        self.num_blocks = info.num_blocks
         while self._unsaid:
             self._outgoing.put_nowait(self._unsaid.popleft())
         self._load = codec.load_from_wire(info.load)

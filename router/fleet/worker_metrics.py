@@ -106,6 +106,18 @@ class WorkerCollector(Collector):
             loads,
             lambda r: r.num_preemptions,
         )
+        yield _gauge(
+            names.WORKER_PINNED_BLOCKS,
+            "Pinned KV blocks, cached or held",
+            loads,
+            lambda r: r.num_pinned_blocks,
+        )
+        yield _counter(
+            names.WORKER_PINS_DROPPED_TOTAL,
+            "Pinned KV blocks that were evicted before their time",
+            loads,
+            lambda r: r.num_pins_dropped,
+        )
         yield from _steps(loads)
         yield from _transfers(loads)
         yield _histogram(

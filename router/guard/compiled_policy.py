@@ -17,6 +17,9 @@ class CompiledPolicy:
         self.name = policy.name
         self.prompts = PromptScanner(policy.rules_of(Stage.INPUT))
         self.answers = Lexicon(policy.rules_of(Stage.OUTPUT))
+        self.resampling = policy.resampling
+        self.watched = Lexicon(policy.watched_rules if policy.resampling is not None else ())
+        """Terms that make tokens suspicious, where those are looked for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """The guard at the door: no prompt is tokenised, and no answer goes out, that it doesn't know of.
 
 admit     policy of the tenant > scan (long prompts in a thread) > outside service > prompt, or 400
+life      suspicious tokens are compared, and some drawn again, where the policy wants it
 deltas    each choice through its filter > outside service, window by window > client
 """
 
@@ -22,6 +23,7 @@ from router.guard.policies_in_use import PoliciesInUse
 from router.guard.policy import Action, Stage
 from router.guard.prompt_check import check_prompt
 from router.guard.prompt_texts import RoleText, texts_of, with_texts
+from router.guard.resampling.token_checks import TokenChecks
 from router.guard.service import GuardService, Question
 from router.guard.service_window import ServiceWindow
 from router.guard.verdict import Redaction, redacted
@@ -67,10 +69,14 @@ class Guard:
     async def admit(self, spec: RequestSpec, request_id: str, tenant: str) -> GuardedRequest:
         """The request with the prompt that goes on.
 
-        Raises ContentPolicyError, ContextLengthError for a text that no prompt has room for, and
-        UnavailableError where the outside service must answer and doesn't.
+        Raises ContentPolicyError, ContextLengthError for a text that no prompt has room for,
+        BadRequestError for what the policy can't be kept in, and UnavailableError where the outside
+        service must answer and doesn't.
         """
         policy = (await self._policies.current()).policy_of(tenant)
+        checks = self._token_checks(policy)
+        if checks is not None:
+            checks.admit(spec)
         texts = await self._texts(spec)
         passed = await self._scanned(policy, spec, request_id, texts)
         passed = await self._asked(spec, request_id, tenant, passed)
@@ -81,7 +87,7 @@ class Guard:
                 raise _refused(spec)
             prompt = with_texts(prompt, passed)
         new_check = self._new_check(policy, request_id, tenant)
-        return GuardedRequest(request_id, prompt, new_check, self._metrics)
+        return GuardedRequest(request_id, prompt, new_check, checks, self._metrics)
 
     async def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -139,6 +145,10 @@ class Guard:
             log.info("request %s: blocked by the outside service", request_id)
             raise _refused(spec)
         return _redacted_each(texts, opinion.redactions)
+
+    def _token_checks(self, policy: CompiledPolicy) -> TokenChecks | None:
+        rules = policy.resampling
+        return None if rules is None else TokenChecks(rules, policy.watched, self._metrics)
 
     def _new_check(
         self, policy: CompiledPolicy, request_id: str, tenant: str

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from core.clock import Clock
 from router.guard.metrics import GuardMetrics
 from router.guard.output_filter import OutputFilter
 from router.guard.policy import Stage
+from router.guard.resampling.checked_life import BeginLife
+from router.guard.resampling.token_checks import TokenChecks
 from router.guard.service_window import ServiceWindow
-from router.life.choice import Delta
-from router.request_spec import ChatPrompt
+from router.life.admitted_request import AdmittedRequest
+from router.life.choice import Choice, Delta
+from router.life.served_life import ServedLife
+from router.life.timeline import RequestTimeline
+from router.request_spec import ChatPrompt, RequestSpec
+from router.texts import Texts
 
 log = logging.getLogger(__name__)
 
@@ -48,13 +55,32 @@ class GuardedRequest:
         request_id: str,
         prompt: ChatPrompt | str | tuple[int, ...],
         new_check: Callable[[], ChoiceCheck] | None,
+        token_checks: TokenChecks | None,
         metrics: GuardMetrics,
     ) -> None:
-        """`new_check` is called for each choice; None: answers are not looked at."""
+        """`new_check` is called for each choice; None: texts of answers are not looked at.
+        `token_checks` serve the request where its tokens are."""
         self.prompt = prompt
+        self._token_checks = token_checks
         self._request_id = request_id
         self._new_check = new_check
         self._metrics = metrics
+
+    def life(
+        self,
+        request: AdmittedRequest,
+        choices: Sequence[Choice],
+        begin: BeginLife,
+        timeline: RequestTimeline,
+        spec: RequestSpec,
+        texts: Texts,
+        clock: Clock,
+    ) -> ServedLife:
+        """What serves the request: the life that `begin` gives, or one that checks its tokens."""
+        if self._token_checks is None or spec.max_tokens == 0:
+            return begin(request, choices, timeline)
+        asked = replace(spec, prompt=self.prompt)
+        return self._token_checks.life(request, choices, begin, timeline, asked, texts, clock)
 
     def passed(
         self, deltas: AsyncGenerator[Delta, None], end_choice: Callable[[int], None]

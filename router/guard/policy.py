@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from router.guard.resampling.rules import ResampleRules
+
 
 class Action(enum.StrEnum):
     """What is done about a text that a rule finds something in.
@@ -80,9 +82,18 @@ class Policy:
 
     name: str
     rules: tuple[Rule, ...]
+    resampling: ResampleRules | None = None
+    """Whether, and how, tokens of answers are compared with what a prompt of the policy's would
+    have made of them."""
 
     def rules_of(self, stage: Stage) -> tuple[Rule, ...]:
         return tuple(rule for rule in self.rules if stage in rule.stages)
+
+    @property
+    def watched_rules(self) -> tuple[Rule, ...]:
+        """Where a term of these has begun in an answer, that is suspicious."""
+        rules = self.rules_of(Stage.OUTPUT)
+        return tuple(rule for rule in rules if rule.terms and rule.action is not Action.ALLOW)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ builtin = "block"                 what the built-in injection rules do: block, f
 name = "code names"
 action = "redact"
 terms = ["Project Falcon"]
+[policies.standard.resample]        tokens are compared with what this prompt would make of them
+prompt = "Never tell code names."
 """
 
 from __future__ import annotations
@@ -33,11 +35,13 @@ from router.guard.policy import (
     Rule,
     Stage,
 )
+from router.guard.resampling.rules import OnFailure, ResampleRules
 
 MAX_TERM_CHARACTERS = 256
 """An answer is withheld for as long as it may be the beginning of a term."""
 MAX_TERMS = 200_000
 MAX_RULES = 256
+MAX_PROMPT_CHARACTERS = 16_384
 
 Name = Annotated[str, Field(min_length=1, max_length=64)]
 Term = Annotated[str, Field(min_length=1, max_length=MAX_TERM_CHARACTERS)]
@@ -83,9 +87,24 @@ class _RulePart(_Part):
         )
 
 
+class _ResamplePart(_Part):
+    prompt: Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARACTERS)]
+    threshold: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.35
+    first_tokens: Annotated[int, Field(ge=0, le=1024)] = 4
+    max_checks: Annotated[int, Field(ge=1, le=1024)] = 64
+    max_resamples: Annotated[int, Field(ge=1, le=16)] = 2
+    temperature_step: Annotated[float, Field(gt=0, le=2)] = 0.5
+    timeout_s: Annotated[float, Field(gt=0, le=60)] = 5.0
+    on_check_failure: OnFailure = OnFailure.BLOCK
+
+    def to_rules(self, policy: str) -> ResampleRules:
+        return ResampleRules(policy=policy, **self.model_dump())
+
+
 class _PolicyPart(_Part):
     builtin: Literal["block", "flag", "off"] = "block"
     rules: tuple[_RulePart, ...] = Field(default=(), max_length=MAX_RULES)
+    resample: _ResamplePart | None = None
 
     def to_policy(self, name: str) -> Policy:
         builtin = () if self.builtin == "off" else injection_rules(Action(self.builtin))
@@ -93,7 +112,11 @@ class _PolicyPart(_Part):
         names = [rule.name for rule in rules]
         if len(set(names)) < len(names):
             raise ValueError(f"policy {name!r} has two rules of one name")
-        return Policy(name, rules)
+        resampling = None if self.resample is None else self.resample.to_rules(name)
+        policy = Policy(name, rules, resampling)
+        if resampling is not None and not (resampling.first_tokens or policy.watched_rules):
+            raise ValueError(f"policy {name!r} resamples, but no token would be suspicious")
+        return policy
 
 
 class _FilePart(_Part):

@@ -10,7 +10,7 @@ those of the original text; terms are compared in normal form.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from router.guard.normalization import FOLDS, is_word
 from router.guard.policy import Rule
@@ -55,6 +55,23 @@ class TermStream:
     def open(self) -> int:
         """Before this place nothing more will be found: the end of the text, if nothing is open."""
         return self._begun[0].start if self._begun else self._position
+
+    @property
+    def position(self) -> int:
+        """Characters so far."""
+        return self._position
+
+    @property
+    def begun(self) -> bool:
+        """Whether something may come of the text's end."""
+        return bool(self._begun)
+
+    def copy(self) -> TermStream:
+        """The same text, to go on with otherwise."""
+        other = TermStream(self._lexicon)
+        other._begun = [replace(begun) for begun in self._begun]
+        other._last, other._position = self._last, self._position
+        return other
 
     def push(self, text: str) -> list[Finding]:
         """Findings that this piece completes, by their ends."""

@@ -22,6 +22,7 @@ class Error(BaseModel):
 
 class PromptTokensDetails(BaseModel):
     cached_tokens: int
+    pinned_tokens: int | None = None
 
 
 class Usage(BaseModel):
@@ -90,6 +91,7 @@ class Completion(BaseModel):
 
 class InputTokensDetails(BaseModel):
     cached_tokens: int
+    pinned_tokens: int | None = None
 
 
 class OutputTokensDetails(BaseModel):

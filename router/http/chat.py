@@ -7,7 +7,16 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from router.generation import Generation
-from router.http.format import DONE, ChoiceFrames, RunningUsage, extension_of, frame, usage_of
+from router.http.format import (
+    DONE,
+    TEXT,
+    ChoiceFrames,
+    RunningUsage,
+    TextFrames,
+    extension_of,
+    frame,
+    usage_of,
+)
 from router.http.logprobs import TokenNames, chat_logprobs, prompt_logprobs_json
 from router.http.message_format import WholeMessage, delta_of
 from router.http.schema import ChatBody
@@ -34,6 +43,8 @@ class ChatAnswer:
             "model": body.model,
         }
         self._choice_frames = ChoiceFrames(self._head, include_usage=body.include_usage)
+        self._text_frames = TextFrames(self._choice_frames, _text_choice)
+        self._tells_only_text = not (body.continuous_usage or self._with_ids)
         self._readers: dict[int, MessageReader | None] = {}
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
@@ -96,6 +107,8 @@ class ChatAnswer:
         message = self._read(delta)
         if message.is_empty and not (delta.logprobs or self._with_ids):
             return b""
+        if self._tells_only_text and message.is_text and not delta.logprobs:
+            return self._text_frames.frame(delta.choice, message.content)
         logprobs = chat_logprobs(self._names, delta)
         choice = _choice(delta.choice, delta_of(message), logprobs, message.finish_reason)
         if self._with_ids:
@@ -126,6 +139,10 @@ def _choice(
 ) -> dict[str, object]:
     """One choice of an event."""
     return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+
+
+def _text_choice(index: int) -> dict[str, object]:
+    return _choice(index, {"content": TEXT})
 
 
 @dataclass(slots=True)

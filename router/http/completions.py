@@ -10,7 +10,16 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from router.generation import Generation
-from router.http.format import DONE, ChoiceFrames, RunningUsage, extension_of, frame, usage_of
+from router.http.format import (
+    DONE,
+    TEXT,
+    ChoiceFrames,
+    RunningUsage,
+    TextFrames,
+    extension_of,
+    frame,
+    usage_of,
+)
 from router.http.logprobs import (
     CompletionLogprobs,
     TokenNames,
@@ -47,6 +56,9 @@ class CompletionAnswer:
             "model": body.model,
         }
         self._choice_frames = ChoiceFrames(self._head, include_usage=body.include_usage)
+        self._text_frames = TextFrames(self._choice_frames, _text_choice)
+        asked_for_more = body.continuous_usage or self._with_ids or body.logprobs is not None
+        self._tells_only_text = not asked_for_more
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
         """Events; a choice's first one leaves with its first token, even if that is no text yet."""
@@ -119,6 +131,8 @@ class CompletionAnswer:
 
     def _choice_frame(self, index: int, prompt: int, delta: Delta, *, first: bool) -> bytes:
         """Empty where the client would learn nothing: text that is held back."""
+        if self._tells_only_text and not first and delta.finish_reason is None:
+            return self._text_frames.frame(index, delta.text) if delta.text else b""
         usage = self._usage.add(len(delta.token_ids)) if self._usage else None
         if not (first or delta.text or delta.logprobs or delta.finish_reason or self._with_ids):
             return b""
@@ -144,6 +158,10 @@ class CompletionAnswer:
         if self._body.include_timings:
             event["tandem"] = extension_of(self._generations)
         return frame(event)
+
+
+def _text_choice(index: int) -> dict[str, object]:
+    return {"index": index, "text": TEXT, "logprobs": None, "finish_reason": None}
 
 
 @dataclass(slots=True)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from core.errors import BadRequestError
+from router.cache_control import Breakpoint
+from router.http.cache_control import CacheControl
 from router.http.strict import JsonObject, Listed, Strict
 from router.http.tool_fields import ToolCall, ToolFields
 from router.request_spec import ChatPrompt, chat_message, exclusive_endings
@@ -15,6 +17,7 @@ from router.tools.tooling import Tooling
 class TextPart(Strict):
     type: Literal["text"]
     text: str
+    cache_control: CacheControl | None = None
 
 
 class ChatMessage(Strict):
@@ -30,6 +33,7 @@ class ChatMessage(Strict):
     annotations: list[Any] | None = None
     audio: None = None
     function_call: None = None
+    cache_control: CacheControl | None = None
 
     def to_template(self, index: int) -> dict[str, object]:
         """As templates know it; parts become lines of one text. `index` is its place."""
@@ -48,6 +52,20 @@ class ChatMessage(Strict):
             tool_call_id=self.tool_call_id,
             thoughts=self.reasoning_content,
         )
+
+    def breakpoints(self, index: int) -> list[Breakpoint]:
+        """Where the text that `to_template` makes of it is marked, in order."""
+        parts = self.content if isinstance(self.content, list) else []
+        found: list[Breakpoint] = []
+        end = -1
+        for part in parts:
+            end += 1 + len(part.text)
+            if part.cache_control is not None:
+                reached = None if part is parts[-1] else end
+                found.append(Breakpoint(index, reached, part.cache_control.ttl_s))
+        if self.cache_control is not None:
+            found.append(Breakpoint(index, None, self.cache_control.ttl_s))
+        return found
 
 
 class TemplateFields(Strict):
@@ -70,4 +88,9 @@ class TemplateFields(Strict):
             continue_final_message=bool(self.continue_final_message),
             template=self.chat_template,
             template_kwargs=self.chat_template_kwargs or {},
+            breakpoints=tuple(
+                place
+                for index, message in enumerate(messages)
+                for place in message.breakpoints(index)
+            ),
         )

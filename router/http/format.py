@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from router.generation import Generation
+from router.generation import Generation, Usage
 
 DONE = b"data: [DONE]\n\n"
-
+TEXT = "\x00text\x00"
+"""Stands for a text that is yet to come, where nothing else can be equal to it."""
 
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -42,6 +43,29 @@ class ChoiceFrames:
         after = ",".join(field for field in ("]", *fields) if field)
         return (self._before + _to_json(choice) + after + "}\n\n").encode()
 
+    def around(self, choice: Mapping[str, object]) -> tuple[str, str]:
+        """What an event of this choice has before and after its text, which is TEXT."""
+        before, after = _to_json(choice).split(_to_json(TEXT))
+        return self._before + before, after + self._after
+
+
+class TextFrames:
+    """Events that tell nothing but some text of a choice, as most do: all else is encoded once."""
+
+    def __init__(
+        self, frames: ChoiceFrames, choice_of: Callable[[int], Mapping[str, object]]
+    ) -> None:
+        """`choice_of` is a choice of such an event by its index, with TEXT for its text."""
+        self._frames = frames
+        self._choice_of = choice_of
+        self._around: dict[int, tuple[str, str]] = {}
+
+    def frame(self, index: int, text: str) -> bytes:
+        if index not in self._around:
+            self._around[index] = self._frames.around(self._choice_of(index))
+        before, after = self._around[index]
+        return (before + _to_json(text) + after).encode()
+
 
 class RunningUsage:
     """Tokens of a stream's answer so far, for who wants them in every event."""
@@ -70,8 +94,15 @@ def usage_of(generations: Sequence[Generation]) -> dict[str, object]:
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(u.cached_tokens for u in usages)},
+        "prompt_tokens_details": input_details(usages),
     }
+
+
+def input_details(usages: Sequence[Usage]) -> dict[str, object]:
+    """`pinned_tokens` are told where the client asked for some."""
+    details: dict[str, object] = {"cached_tokens": sum(u.cached_tokens for u in usages)}
+    pinned = [u.pinned_tokens for u in usages if u.pinned_tokens is not None]
+    return details | {"pinned_tokens": sum(pinned)} if pinned else details
 
 
 def extension_of(generations: Sequence[Generation]) -> dict[str, object]:

@@ -21,6 +21,7 @@ from fastapi.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from core.errors import TandemError
+from router.http.direct_send import direct_send
 from router.http.errors import error_event, error_response, hidden_bug
 
 log = logging.getLogger(__name__)
@@ -54,10 +55,12 @@ class StreamReply(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         watched = WatchedSend(send)
-        work = self._run(scope, receive, watched)
+        work = self._run(scope, receive, watched, direct_send(scope, send))
         await until_disconnect(receive, work, watched.stalled(self._send_timeout_s))
 
-    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _run(
+        self, scope: Scope, receive: Receive, send: WatchedSend, send_pieces: Send
+    ) -> None:
         async with aclosing(self._frames) as frames:
             try:
                 first = await anext(frames)
@@ -66,6 +69,7 @@ class StreamReply(Response):
                 return
             start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
             await send(start)
+            send.go_on(send_pieces)
             await send({"type": "http.response.body", "body": first, "more_body": True})
             await self._send_rest(frames, send)
 
@@ -123,6 +127,10 @@ class WatchedSend:
         self._waiting_since = self._loop.time()
         await self._send(message)
         self._waiting_since = None
+
+    def go_on(self, send: Send) -> None:
+        """What follows is sent there."""
+        self._send = send
 
     async def stalled(self, timeout_s: float) -> None:
         """Returns when one send has taken that long."""

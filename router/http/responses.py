@@ -16,7 +16,7 @@ from core.errors import BadRequestError, TandemError
 from router.faults import fault_of
 from router.generation import Generation
 from router.http.chat_deltas import ChatDelta, chat_deltas
-from router.http.format import extension_of
+from router.http.format import extension_of, input_details
 from router.http.responses_input import Conversation
 from router.http.responses_items import INCOMPLETE_REASONS, Event, OutputItems
 from router.http.responses_schema import ResponsesBody, own_param
@@ -155,7 +155,7 @@ class ResponsesAnswer:
         usage = self._generation.usage
         return {
             "input_tokens": usage.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+            "input_tokens_details": input_details([usage]) | {"cache_write_tokens": 0},
             "output_tokens": usage.completion_tokens,
             "output_tokens_details": {"reasoning_tokens": self._items.num_reasoning_tokens},
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,

@@ -11,9 +11,10 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Field, ValidationError
 
 from core.errors import BadRequestError
+from router.http.cache_control import CacheControl
 from router.http.responses_input import Conversation, Input
 from router.http.schema import ChatBody
-from router.http.strict import JsonObject, Listed, Named, Strict
+from router.http.strict import JsonObject, Listed, Named, Off, Strict
 from router.request_spec import RequestSpec
 
 MAX_METADATA = 16
@@ -52,6 +53,7 @@ HANDED_ON = (
     "prompt_cache_key",
     "priority",
     "cache_salt",
+    "cache_control",
     "include_timings",
 )
 """Fields of equal names and meanings."""
@@ -131,7 +133,7 @@ class NamedFunction(Strict):
 
 
 class ResponsesStreamOptions(Strict):
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: Off | None = None
 
 
 class ResponsesBody(Strict):
@@ -186,6 +188,7 @@ class ResponsesBody(Strict):
     chat_template_kwargs: JsonObject | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    cache_control: CacheControl | None = None
     include_timings: bool | None = None
 
     @property

@@ -6,13 +6,14 @@ only with a value that asks for nothing (`"tools": null`). Ranges are checked by
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, model_validator
 
 from core.errors import BadRequestError
+from router.http.cache_control import CacheControl
 from router.http.conversation import ChatMessage, TemplateFields
-from router.http.strict import Listed, Named, Strict
+from router.http.strict import Listed, Named, Off, Strict
 from router.http.structure_fields import StructureFields
 from router.http.tool_fields import ToolChoice, tooling_of
 from router.request_spec import (
@@ -58,7 +59,7 @@ Tokens are spelt as they are, so that `spaces_between_special_tokens` has nothin
 class StreamOptions(Strict):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: Off | None = None
 
 
 class _Body(StructureFields):
@@ -100,6 +101,7 @@ class _Body(StructureFields):
     prompt_cache_key: str | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    cache_control: CacheControl | None = None
     include_timings: bool | None = None
 
     @model_validator(mode="before")
@@ -161,6 +163,7 @@ class _Body(StructureFields):
             "echo": self.echo,
             "priority": self.priority,
             "cache_salt": self.cache_salt,
+            "cache_ttl_s": None if self.cache_control is None else self.cache_control.ttl_s,
             "tenant": self.safety_identifier if self.user is None else self.user,
             "tenant_param": "safety_identifier" if self.user is None else "user",
             "output_format": self.output_format(),

@@ -14,6 +14,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from core.errors import ConfigError
 from protos.certificate_files import CertificateFiles, FrontTls
+from router.http.direct_send import DirectSend
+from router.http.protocol import StreamingProtocol
 from router.http.slow_clients import Patience
 
 REQUEST_TIMEOUT_S = 30.0
@@ -60,9 +62,9 @@ class HttpServer:
         """Binds and serves; the port that was bound. Raises ConfigError if it is taken."""
         listener = listen(self._host, self._port)
         config = uvicorn.Config(
-            self._app,
-            # Whatever is installed: httptools refuses headers that h11 takes (a DEL in a value).
-            http="h11",
+            DirectSend(self._app),
+            # Whatever is installed: httptools refuses headers that h11 takes (a DEL in a value)
+            http=StreamingProtocol,
             lifespan="off",
             ws="none",
             log_config=None,

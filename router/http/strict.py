@@ -6,9 +6,16 @@ collected: so whatever there may be many of is given up at its first one.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    model_validator,
+)
 
 from router.inner_json import checked_json
 
@@ -29,6 +36,16 @@ Listed: TypeAlias = Annotated[list[T], AtFirst()]
 Named: TypeAlias = Annotated[dict[str, T], AtFirst()]
 JsonObject: TypeAlias = Annotated[dict[str, Any], AfterValidator(checked_json)]
 """Any object: a schema, or variables of a template."""
+
+
+def _is_boolean(value: object) -> object:
+    if not isinstance(value, bool):
+        raise ValueError("it is not a boolean")
+    return value
+
+
+Off: TypeAlias = Annotated[Literal[False], BeforeValidator(_is_boolean)]
+"""Of what isn't supported; 0.0, which equals False, is no boolean."""
 
 
 class Strict(BaseModel):

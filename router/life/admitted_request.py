@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from core.request import SamplingParams
+from core.request import PinWish, SamplingParams
 from core.trace_context import TraceContext, attempt_span_id
 
 
@@ -24,6 +24,8 @@ class AdmittedRequest:
     tenant: str
     grammar: str = ""
     """What every choice follows, as `text.structure` writes it."""
+    pins: PinWish | None = None
+    """What is to stay cached of the prompt; None: the client asked for nothing."""
     trace: TraceContext | None = None
     """The request's own span, if it is part of a trace."""
 

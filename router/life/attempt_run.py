@@ -63,6 +63,13 @@ class AttemptRun:
     def unfinished(self) -> list[Choice]:
         return [c for c in self.choices if not c.ended]
 
+    def choice(self, index: int) -> Choice | None:
+        """The choice of this index, if it is the attempt's."""
+        for choice in self.choices:
+            if choice.index == index:
+                return choice
+        return None
+
     @property
     def wants_to_move(self) -> bool:
         """D drains and was not asked yet to let go."""

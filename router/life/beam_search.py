@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from core.clock import Clock
 from core.errors import TandemError
-from core.request import FinishReason, TokenEvent, TokenLogprobs
+from core.request import FinishReason, Pinned, TokenEvent, TokenLogprobs
 from router.life.admitted_request import AdmittedRequest
 from router.life.beams import Beam, BeamRules, Beams
 from router.life.choice import Choice, Delta, joined
@@ -64,6 +64,10 @@ class BeamSearch:
     @property
     def num_cached_tokens(self) -> int | None:
         return self._first.num_cached_tokens if self._first else None
+
+    @property
+    def pinned(self) -> Pinned | None:
+        return self._first.pinned if self._first else None
 
     @property
     def prefill_worker(self) -> str:
@@ -129,6 +133,7 @@ class BeamSearch:
             self.request,
             token_ids=(*self.request.token_ids, *beam.token_ids),
             n=1,
+            pins=None if beam.token_ids else self.request.pins,
             sampling=replace(
                 sampling,
                 max_tokens=1,

@@ -121,8 +121,11 @@ class Choice:
 
         P and D have streams of their own, so D's second token may overtake P's first.
         """
-        if self.ended or event.position < len(self.token_ids):
+        missing = len(self.token_ids)
+        if event.position < missing or self.ended:
             return None
+        if event.position == missing and not self._ahead:
+            return self._take(event)
         self._ahead[event.position] = event
         gained: list[Delta] = []
         while not self.ended and (ready := self._ahead.pop(len(self.token_ids), None)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 
 from core.handoff import Handoff, Moved
 from router.fleet.sessions import WorkerSession
@@ -31,12 +31,12 @@ class MoveOutcome(enum.StrEnum):
 
 
 class Moves:
-    """Decides who follows whom; `begin` starts an attempt that follows KV."""
+    """Decides who follows whom. Attempts that follow KV are yielded one by one: each has to be
+    begun before the next is decided on."""
 
-    def __init__(self, placement: Placement, begin: Callable[[AttemptRun], None]) -> None:
+    def __init__(self, placement: Placement) -> None:
         self.outcomes: Counter[MoveOutcome] = Counter()
         self._placement = placement
-        self._begin = begin
 
     def ask(self, runs: Iterable[AttemptRun]) -> bool:
         """Asks draining workers to let go of what another one could take over now.
@@ -53,7 +53,7 @@ class Moves:
                 staying = True
         return staying
 
-    def let_go(self, run: AttemptRun, moved: Moved) -> None:
+    def let_go(self, run: AttemptRun, moved: Moved) -> Iterator[AttemptRun]:
         """D runs these choices no longer."""
         for choice in [c for c in run.choices if c.index in moved.choices]:
             if moved.handoff is not None:
@@ -61,15 +61,15 @@ class Moves:
             else:
                 run.hand_over(choice)
                 self._requeue(choice, MoveOutcome.GIVEN_BACK)
-        self.follow(run)
+        yield from self.follow(run)
 
-    def follow(self, run: AttemptRun) -> None:
+    def follow(self, run: AttemptRun) -> Iterator[AttemptRun]:
         """Goes on with offered choices once their tokens are here: P's may come after D's."""
         for choice in [c for c in run.choices if c.index in run.offered]:
             handoff = run.offered[choice.index]
             if choice.ended or self._placement.missing_tokens(choice, handoff) <= 0:
                 run.hand_over(choice)
-                self._follow(_source(run), choice, handoff)
+                yield from self._follow(_source(run), choice, handoff)
 
     def another_decode_worker(self, run: AttemptRun) -> WorkerSession | None:
         """Who may pull what the attempt's D has not begun to, where there is KV to be pulled."""
@@ -88,7 +88,9 @@ class Moves:
         if run.follows_kv and run.can_redirect:
             self.outcomes[MoveOutcome.FAILED] += 1
 
-    def _follow(self, source: WorkerSession, choice: Choice, handoff: Handoff) -> None:
+    def _follow(
+        self, source: WorkerSession, choice: Choice, handoff: Handoff
+    ) -> Iterator[AttemptRun]:
         session = None
         if not choice.ended and self._placement.missing_tokens(choice, handoff) == 0:
             session = self._placement.decode_worker([choice], handoff.compat_key)
@@ -98,7 +100,7 @@ class Moves:
             return
         attempt = self._placement.continuation(choice, handoff)
         pair = WorkerPair(prefill=source, decode=session)
-        self._begin(AttemptRun(attempt, pair, [choice], follows=handoff))
+        yield AttemptRun(attempt, pair, [choice], follows=handoff)
 
     def _requeue(self, choice: Choice, outcome: MoveOutcome) -> None:
         if not choice.ended:

@@ -7,10 +7,11 @@ which already lies on a worker asks for all tokens but the last, and needs a D o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from core.clock import Clock
 from core.handoff import Handoff
-from core.request import Attempt
+from core.request import Attempt, PinWish
 from kv_cache.block_hash import block_hashes, root_hash
 from router.fleet.fleet import Fleet
 from router.fleet.policy import Demand, NoPair
@@ -19,6 +20,7 @@ from router.fleet.worker_pair import WorkerPair
 from router.identifiers import new_transfer_id
 from router.life.admitted_request import AdmittedRequest
 from router.life.choice import Choice
+from router.pinning import pinned_tokens
 
 
 class Placement:
@@ -68,9 +70,10 @@ class Placement:
         hashes = self._hashes(self._token_ids(choices[0]))
         return self._fleet.choose_decode(self._demand(choices), hashes, compat_key)
 
-    def attempt(self, choices: Sequence[Choice]) -> Attempt:
-        """All tokens that are known, to be computed."""
-        return self._attempt(new_transfer_id(), self._token_ids(choices[0]), choices)
+    def attempt(self, choices: Sequence[Choice], pair: WorkerPair) -> Attempt:
+        """All tokens that are known, to be computed by this pair."""
+        pins = self._pins(pair.prefill or pair.decode)
+        return self._attempt(new_transfer_id(), self._token_ids(choices[0]), choices, pins)
 
     def continuation(self, choice: Choice, handoff: Handoff) -> Attempt:
         """The tokens whose KV the handoff is of: the last one comes with the pull."""
@@ -98,8 +101,20 @@ class Placement:
         known = self._prompt_hashes
         return known + block_hashes(self._root, token_ids, self._block_size, known)
 
+    def _pins(self, worker: WorkerSession | None) -> PinWish | None:
+        """The owner's limit here is what it has not pinned elsewhere."""
+        wish = self._request.pins
+        if wish is None or wish.max_owned_tokens is None or worker is None:
+            return wish
+        elsewhere = pinned_tokens(self._fleet.views(), wish.owner, but=worker.member.epoch)
+        return replace(wish, max_owned_tokens=max(0, wish.max_owned_tokens - elsewhere))
+
     def _attempt(
-        self, transfer_id: str, token_ids: tuple[int, ...], choices: Sequence[Choice]
+        self,
+        transfer_id: str,
+        token_ids: tuple[int, ...],
+        choices: Sequence[Choice],
+        pins: PinWish | None = None,
     ) -> Attempt:
         request = self._request
         return Attempt(
@@ -114,6 +129,7 @@ class Placement:
             priority=request.priority,
             cache_salt=request.cache_salt,
             tenant=request.tenant,
+            pins=pins,
             grammar=request.grammar,
             trace_context=request.trace_context_of(transfer_id),
         )

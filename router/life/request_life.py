@@ -17,7 +17,7 @@ those that have not yet share one. What a client has seen is never computed agai
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from core.clock import Clock
 from core.errors import DeadlineError, TandemError, TransferError
@@ -26,6 +26,7 @@ from core.request import (
     AttemptDone,
     AttemptFailed,
     Phase,
+    Pinned,
     PromptLogprobs,
     TokenEvent,
     TokenLogprobs,
@@ -46,7 +47,7 @@ from router.life.failures import (
 from router.life.inbox import Inbox
 from router.life.moves import Moves
 from router.life.placement import Placement
-from router.life.timeline import RequestTimeline
+from router.life.timeline import NOTED_TOKENS, RequestTimeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +79,20 @@ class RequestLife:
         """Hits of the first attempt that started; later ones would find what that one left."""
         self.prompt_logprobs: dict[int, TokenLogprobs] = {}
         """By index in the prompt; complete with the first token, if they were asked for."""
+        self.pinned: Pinned | None = None
+        """By the last worker that computed the prompt; its seconds are those of all together."""
         self.prefill_worker = ""
         self.decode_worker = ""
         self._placement = Placement(request, fleet, clock, block_size=settings.block_size)
-        self.moves = Moves(self._placement, self._begin_following)
+        self.moves = Moves(self._placement)
         self._settings = settings
         self._clock = clock
         self._inbox: Inbox[FromLeg] = Inbox()
         self._runs: dict[str, AttemptRun] = {}
         self._waiting: NoPair | None = None
         self._waiting_since = 0.0
+        self._settled = False
+        """All that could be begun or moved was; nothing but tokens has come since."""
         self._error: TandemError | None = None
 
     @property
@@ -115,9 +120,9 @@ class RequestLife:
         Raises a TandemError if the request can't be finished: nothing comes after it.
         """
         try:
-            while not all(choice.ended for choice in self.choices):
-                self._begin_queued()
-                self._ask_to_move()
+            while not self._is_over():
+                if not self._settled:
+                    self._settle()
                 for delta in self._apply(await self._inbox.take(self._patience_s())):
                     yield delta
                 self._check()
@@ -142,6 +147,20 @@ class RequestLife:
             else:
                 self._end(run)
 
+    def _is_over(self) -> bool:
+        # With every token: a list costs half of what a generator does.
+        return all([choice.ended for choice in self.choices])
+
+    def _settle(self) -> None:
+        """Begins and moves what can be now. While something has to wait, every wake tries again."""
+        self._begin_queued()
+        stays = self.moves.ask(self._runs.values())
+        self._settled = not stays and self._waiting is None
+        if self._settled:
+            self._placement.unwatch(self._inbox.wake)
+        else:
+            self._placement.watch(self._inbox.wake)
+
     # ---- queue: an attempt for every choice that has none
 
     def _begin_queued(self) -> None:
@@ -157,7 +176,7 @@ class RequestLife:
         pair = self._placement.pair(choices)
         if isinstance(pair, NoPair):
             return pair
-        run = self._add(AttemptRun(self._placement.attempt(choices), pair, choices))
+        run = self._add(AttemptRun(self._placement.attempt(choices, pair), pair, choices))
         self.timeline.prefill_sent(self._clock.now())
         run.begin(self._inbox.put, block_size=self._settings.block_size)
         return None
@@ -165,7 +184,8 @@ class RequestLife:
     def _add(self, run: AttemptRun) -> AttemptRun:
         self._runs[run.attempt.transfer_id] = run
         self.num_attempts += 1
-        self.timeline.attempt_began(run.timeline(self.num_attempts, self._clock.now()))
+        number = len(self.timeline.attempts) + 1
+        self.timeline.attempt_began(run.timeline(number, self._clock.now()))
         self._note_workers(run)
         return run
 
@@ -195,7 +215,7 @@ class RequestLife:
         """Raises what ended the request: a failure, its deadline, or nobody to serve it."""
         if self._error is not None:
             raise self._error
-        if all(choice.ended for choice in self.choices):
+        if self._is_over():
             return
         now = self._clock.now()
         if now >= self.request.deadline:
@@ -206,29 +226,42 @@ class RequestLife:
 
     # ---- events
 
-    def _apply(self, messages: Iterable[FromLeg]) -> list[Delta]:
+    def _apply(self, messages: Sequence[FromLeg]) -> Sequence[Delta]:
         """Handles a batch; what a choice gains by it comes out as one delta."""
+        if len(messages) == 1:
+            delta = self._handle(messages[0])
+            return () if delta is None else (delta,)
         gained: dict[int, list[Delta]] = {}
         for message in messages:
-            run = self._runs.get(message.transfer_id)
-            if run is None and isinstance(message.event, AttemptDone):
-                self.timeline.leg_done(message.phase, message.event)
-            if run is None or self._error is not None:
-                continue
-            delta = self._handle(run, message)
+            delta = self._handle(message)
             if delta is not None:
                 gained.setdefault(delta.choice, []).append(delta)
         return [delta for deltas in gained.values() if (delta := joined(deltas))]
 
-    def _handle(self, run: AttemptRun, message: FromLeg) -> Delta | None:
+    def _handle(self, message: FromLeg) -> Delta | None:
+        event = message.event
+        run = self._runs.get(event.transfer_id)
+        if run is None and isinstance(event, AttemptDone):
+            self.timeline.leg_done(message.phase, event)
+        if run is None or self._error is not None:
+            return None
+        if isinstance(event, TokenEvent):
+            return self._token(run, message.phase, event)
+        self._settled = False
+        self._hear(run, message)
+        return None
+
+    def _hear(self, run: AttemptRun, message: FromLeg) -> None:
+        """Whatever is no token."""
         match message.event:
             case Started() as started:
                 self._started(run, started)
-            case TokenEvent() as token:
-                return self._token(run, message.phase, token)
             case PromptLogprobs() as scored:
                 for index, logprobs in enumerate(scored.logprobs, scored.start):
                     self.prompt_logprobs.setdefault(index, logprobs)
+            case Pinned() as pinned:
+                before_s = self.pinned.token_seconds if self.pinned else 0.0
+                self.pinned = replace(pinned, token_seconds=before_s + pinned.token_seconds)
             case Moved() as moved:
                 self._moved(run, moved)
             case WorkerDraining():
@@ -239,7 +272,6 @@ class RequestLife:
                 self._check_promises(run)
             case (AttemptFailed() | WorkerLost()) as failed:
                 self._leg_failed(run, message.phase, error_of(failed))
-        return None
 
     def _started(self, run: AttemptRun, started: Started) -> None:
         now = self._clock.now()
@@ -252,7 +284,7 @@ class RequestLife:
         run.started(started, self._inbox.put)
 
     def _token(self, run: AttemptRun, phase: Phase, event: TokenEvent) -> Delta | None:
-        choice = next((c for c in run.choices if c.index == event.choice), None)
+        choice = run.choice(event.choice)
         if choice is None:
             return None
         if run.progressed(phase):
@@ -262,7 +294,11 @@ class RequestLife:
         if delta is None:
             return None
         self._note_tokens(choice, delta)
-        self.moves.follow(run)
+        if run.offered:
+            self._settled = False
+            self._begin_following(self.moves.follow(run))
+        elif not choice.ended:
+            return delta
         if not run.unfinished:
             self._end(run)
         elif choice.ended and not choice.finished_by_worker:
@@ -270,25 +306,18 @@ class RequestLife:
         return delta
 
     def _note_tokens(self, choice: Choice, delta: Delta) -> None:
-        now = self._clock.now()
         total = len(choice.token_ids)
-        for position in range(total - len(delta.token_ids), total):
-            self.timeline.token(position, now)
+        for position in range(total - len(delta.token_ids), min(total, NOTED_TOKENS)):
+            self.timeline.token(position, self._clock.now())
 
     # ---- move
 
-    def _ask_to_move(self) -> None:
-        staying = self.moves.ask(self._runs.values())
-        if staying or self._waiting is not None:
-            self._placement.watch(self._inbox.wake)
-        else:
-            self._placement.unwatch(self._inbox.wake)
-
-    def _begin_following(self, run: AttemptRun) -> None:
-        self._add(run).follow(self._inbox.put, block_size=self._settings.block_size)
+    def _begin_following(self, runs: Iterable[AttemptRun]) -> None:
+        for run in runs:
+            self._add(run).follow(self._inbox.put, block_size=self._settings.block_size)
 
     def _moved(self, run: AttemptRun, moved: Moved) -> None:
-        self.moves.let_go(run, moved)
+        self._begin_following(self.moves.let_go(run, moved))
         if not run.unfinished:
             self._end(run)
 

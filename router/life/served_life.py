@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Protocol
 
 from core.errors import TandemError
-from core.request import TokenLogprobs
+from core.request import Pinned, TokenLogprobs
 from router.life.admitted_request import AdmittedRequest
 from router.life.choice import Choice, Delta
 from router.life.timeline import RequestTimeline
@@ -31,6 +31,9 @@ class ServedLife(Protocol):
     def num_cached_tokens(self) -> int | None: ...
 
     @property
+    def pinned(self) -> Pinned | None: ...
+
+    @property
     def num_attempts(self) -> int: ...
 
     @property
@@ -53,3 +56,10 @@ class ServedLife(Protocol):
     def end(self, error: TandemError) -> None: ...
 
     def end_choice(self, index: int) -> None: ...
+
+
+def num_pinned_tokens(life: ServedLife) -> int | None:
+    """Tokens of the prompt that stay cached; None: the client asked for nothing."""
+    if life.request.pins is None:
+        return None
+    return 0 if life.pinned is None else life.pinned.num_tokens

@@ -17,6 +17,10 @@ from dataclasses import dataclass, field
 
 from core.request import AttemptDone, Phase
 from router.life.attempt_timeline import AttemptTimeline
+from router.life.check_timeline import CheckTimeline
+
+NOTED_TOKENS = 2
+"""Of each choice, of which moments are kept: the first ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +52,16 @@ class RequestTimeline:
     """Told when it is here, whether or not the client hears of it yet."""
     attempts: dict[str, AttemptTimeline] = field(default_factory=dict)
     """By transfer id, in order."""
+    checks: list[CheckTimeline] = field(default_factory=list)
+    """Of suspicious tokens, as they ended."""
 
     def token(self, position: int, now: float) -> None:
         """Notes a token that is about to leave for the client."""
         if position == 0 and self.first_token is None:
             self.first_token = now
-            if self.on_first_token is not None:
-                self.on_first_token()
+            told, self.on_first_token = self.on_first_token, None
+            if told is not None:
+                told()
         elif position == 1 and self.second_token is None:
             self.second_token = now
 

@@ -37,6 +37,14 @@ class _Sent:
     """For its first token."""
 
 
+@dataclass(slots=True)
+class _Ahead:
+    """What one class has at workers without a first token."""
+
+    num_requests: int = 0
+    num_tokens: int = 0
+
+
 class WaitingLine:
     """Lives on one event loop."""
 
@@ -47,8 +55,7 @@ class WaitingLine:
         self._queue = FairQueue()
         self._waiters: dict[Ticket, asyncio.Future[None]] = {}
         self._sent: dict[Ticket, _Sent] = {}
-        self._sent_tokens = 0
-        self._num_sent_waiting = 0
+        self._ahead = {each: _Ahead() for each in ORDER}
         self._blocked = False
         self.model = TtftModel()
 
@@ -97,7 +104,8 @@ class WaitingLine:
 
     def learn(self, ticket: Ticket, seconds: float) -> None:
         """It took that long from its worker being told to its first token, at the first try."""
-        self.model.observe(self._sent[ticket].work, seconds)
+        if ticket.priority_class is not PriorityClass.BATCH:  # which others overtake
+            self.model.observe(self._sent[ticket].work, seconds)
 
     def leave(self, ticket: Ticket, num_untold: int) -> None:
         """It is over, wherever it was; so many of its tokens were computed and never told."""
@@ -132,29 +140,42 @@ class WaitingLine:
             waiter.set_result(None)
 
     def _may_go(self, ticket: Ticket, views: Views) -> bool:
-        in_flight = InFlight(self._num_sent_waiting, self._sent_tokens, len(self._sent))
+        before = self._before(ticket.priority_class)
+        in_flight = InFlight(before.num_requests, before.num_tokens, len(self._sent))
         return is_open(views, in_flight, ticket.priority_class, self._settings)
 
     def _send(self, ticket: Ticket, views: Views) -> None:
         self._queue.remove(ticket)
         self._queue.served(ticket, prompt_tokens=max(1, ticket.num_tokens))
         self._sent[ticket] = _Sent(self._work(0, ticket, views))
-        self._sent_tokens += ticket.num_tokens
-        self._num_sent_waiting += 1
+        ahead = self._ahead[ticket.priority_class]
+        ahead.num_tokens += ticket.num_tokens
+        ahead.num_requests += 1
 
     def _free(self, ticket: Ticket, sent: _Sent) -> None:
         if sent.waits:
             sent.waits = False
-            self._sent_tokens -= ticket.num_tokens
-            self._num_sent_waiting -= 1
+            ahead = self._ahead[ticket.priority_class]
+            ahead.num_tokens -= ticket.num_tokens
+            ahead.num_requests -= 1
 
     def _work(self, tokens_ahead: int, ticket: Ticket, views: Views) -> float:
         """What has to be computed until its first token, for each worker that does so."""
         workers = max(1, num_prompt_workers(views, self._settings))
+        sent = self._before(ticket.priority_class).num_tokens
+        overtaken = sum(ahead.num_tokens for ahead in self._ahead.values()) - sent
         # Others' routers send to the same workers: what those report may be more than ours.
-        reported = sum(view.prefill_tokens for view in views)
-        before = tokens_ahead + max(self._sent_tokens, reported)
+        reported = sum(view.prefill_tokens for view in views) - overtaken
+        before = tokens_ahead + max(sent, reported)
         return before / workers + ticket.num_tokens
+
+    def _before(self, priority_class: PriorityClass) -> _Ahead:
+        """What workers do before a request of this class: all of better ones, and its own."""
+        classes = ORDER[: ORDER.index(priority_class) + 1]
+        return _Ahead(
+            sum(self._ahead[each].num_requests for each in classes),
+            sum(self._ahead[each].num_tokens for each in classes),
+        )
 
     def _watch(self) -> None:
         """The fleet's news matter only while somebody waits."""

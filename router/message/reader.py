@@ -36,6 +36,11 @@ class MessageDelta:
     def is_empty(self) -> bool:
         return not (self.content or self.thoughts or self.calls or self.finish_reason)
 
+    @property
+    def is_text(self) -> bool:
+        """Whether it is some content and nothing else."""
+        return bool(self.content) and not (self.thoughts or self.calls or self.finish_reason)
+
 
 class MessageReader:
     """Of one choice. Without a splitter or a parser that part of the work is left out."""

@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse
 
 from core.errors import BadRequestError
 from router.life.attempt_timeline import AttemptTimeline
+from router.life.check_timeline import CheckTimeline
 from router.observe.observer import Observer
 from router.observe.request_record import RequestRecord
 
@@ -59,6 +60,7 @@ def summary(record: RequestRecord) -> dict[str, object]:
         "received_at": record.epoch_ns(record.timeline.received) / 1e9,
         "prompt_tokens": record.num_prompt_tokens,
         "cached_tokens": record.num_cached_tokens,
+        "pinned_tokens": record.num_pinned_tokens,
         "output_tokens": record.num_output_tokens,
         "finish_reasons": list(record.finish_reasons),
         "num_attempts": len(record.timeline.attempts),
@@ -86,6 +88,7 @@ def detail(record: RequestRecord) -> dict[str, object]:
     return summary(record) | {
         "moments_s": {name: _since(record, moment) for name, moment in moments.items()},
         "attempts": [_attempt(record, attempt) for attempt in timeline.attempts.values()],
+        "token_checks": [_check(record, check) for check in timeline.checks],
     }
 
 
@@ -107,6 +110,18 @@ def _attempt(record: RequestRecord, attempt: AttemptTimeline) -> dict[str, objec
         "decoding_s": _since(record, attempt.decoding),
         "ended_s": _since(record, attempt.ended),
         "legs": {leg.value: dataclasses.asdict(t) for leg, t in attempt.legs.items()},
+    }
+
+
+def _check(record: RequestRecord, check: CheckTimeline) -> dict[str, object]:
+    return {
+        "choice": check.choice,
+        "position": check.position,
+        "outcome": check.outcome,
+        "divergence": check.divergence,
+        "num_resamples": check.num_resamples,
+        "began_s": _since(record, check.began),
+        "ended_s": _since(record, check.ended),
     }
 
 

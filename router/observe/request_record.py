@@ -11,7 +11,7 @@ from typing import Literal
 
 from core.trace_context import TraceContext
 from core.tracing import Value
-from router.life.served_life import ServedLife
+from router.life.served_life import ServedLife, num_pinned_tokens
 from router.life.timeline import RequestTimeline
 
 PRIORITY_CLASSES = ("interactive", "standard", "batch")
@@ -43,6 +43,8 @@ class RequestRecord:
     error_message: str = ""
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
+    num_pinned_tokens: int | None = None
+    """None: it did not ask for any to stay cached."""
     num_output_tokens: int = 0
     num_choices: int = 0
     num_retries: int = 0
@@ -75,10 +77,12 @@ class RequestRecord:
     def end(self, outcome: str, life: ServedLife | None) -> None:
         """The request is over; without a life its prompt was refused."""
         self.outcome = outcome
+        self.timeline.on_first_token = None  # it would keep the whole request as long as the record
         if life is None:
             return
         self.num_prompt_tokens = len(life.request.token_ids)
         self.num_cached_tokens = life.num_cached_tokens or 0
+        self.num_pinned_tokens = num_pinned_tokens(life)
         self.num_output_tokens = life.num_output_tokens
         self.num_choices = len(life.choices)
         self.num_retries = life.num_retries

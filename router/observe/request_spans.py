@@ -6,6 +6,7 @@
       attempt                       one for each; below it are the workers' spans:
         prefill  kv_send              P
         decode > kv_transfer          D
+      token_check                   a suspicious token of the answer was compared, by the guard
 
 Attributes follow OpenTelemetry's semantic conventions for generative AI, with `tandem.*` for what
 they don't know. Prompts, answers and stop strings are in none of them.
@@ -19,6 +20,7 @@ from core.request import Phase
 from core.trace_context import TraceContext, attempt_span_id, span_id_of
 from core.tracing import Span, SpanEvent, Value
 from router.life.attempt_timeline import AttemptTimeline
+from router.life.check_timeline import CheckTimeline
 from router.observe.request_record import RequestRecord
 from router.request_spec import RequestSpec
 
@@ -58,6 +60,8 @@ def request_spans(record: RequestRecord, trace: TraceContext) -> Iterator[Span]:
         yield _phase(record, trace, "queue", timeline.tokenized, sent)
     for attempt in timeline.attempts.values():
         yield _attempt(record, trace, attempt)
+    for number, check in enumerate(timeline.checks, 1):
+        yield _check(record, trace, number, check)
 
 
 def _request(record: RequestRecord, trace: TraceContext) -> Span:
@@ -126,6 +130,25 @@ def _phase(record: RequestRecord, trace: TraceContext, name: str, start: float, 
         parent_id=trace.span_id,
         start_ns=record.epoch_ns(start),
         end_ns=record.epoch_ns(end),
+    )
+
+
+def _check(record: RequestRecord, trace: TraceContext, number: int, check: CheckTimeline) -> Span:
+    attributes: dict[str, Value] = {
+        "tandem.choice": check.choice,
+        "tandem.position": check.position,
+        "tandem.token_check.outcome": str(check.outcome),
+        "tandem.token_check.num_resamples": check.num_resamples,
+    }
+    if check.divergence is not None:
+        attributes["tandem.token_check.divergence"] = check.divergence
+    return Span(
+        name="token_check",
+        context=trace.below(span_id_of(f"token_check/{number}", record.request_id)),
+        parent_id=trace.span_id,
+        start_ns=record.epoch_ns(check.began),
+        end_ns=record.epoch_ns(check.ended),
+        attributes=attributes,
     )
 
 

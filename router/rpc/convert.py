@@ -5,6 +5,7 @@ from __future__ import annotations
 from core.errors import BadRequestError
 from core.request import TokenLogprobs
 from protos import inference_pb2 as pb
+from router.cache_control import Breakpoint, ttl_s_of
 from router.generation import Generation
 from router.inner_json import parsed_json
 from router.life.choice import Delta
@@ -71,6 +72,9 @@ def spec_of(request: pb.CompleteRequest, *, timeout_s: float | None) -> RequestS
         stop=tuple(request.stop),
         priority=request.priority,
         cache_salt=request.cache_salt,
+        cache_ttl_s=ttl_s_of(request.cache_control.ttl)
+        if request.HasField("cache_control")
+        else None,
         tenant=request.user,
         output_format=output_format_of(request),
         tooling=tooling,
@@ -127,6 +131,11 @@ def _chat_prompt(chat: pb.Chat, tooling: Tooling | None) -> ChatPrompt:
         continue_final_message=chat.continue_final_message,
         template=chat.chat_template or None,
         template_kwargs=_json_object("chat_template_kwargs", chat.chat_template_kwargs),
+        breakpoints=tuple(
+            Breakpoint(index, None, ttl_s_of(message.cache_control.ttl))
+            for index, message in enumerate(chat.messages)
+            if message.HasField("cache_control")
+        ),
     )
 
 
@@ -194,6 +203,7 @@ def usage_to_wire(generation: Generation, *, include_timings: bool) -> pb.Comple
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
             cached_tokens=usage.cached_tokens,
+            pinned_tokens=usage.pinned_tokens,
             request_id=generation.request_id,
             seed=generation.seed,
             timings=_timings_to_wire(generation) if include_timings else None,

@@ -4,7 +4,8 @@
 input = 0.10
 cached_input = 0.01
 output = 0.40
-batch_discount = 0.5        # batches pay half
+pinned_hour = 0.05          # for a million tokens that stay pinned for an hour
+batch_discount = 0.5        # batches pay half, but for what they pin
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from core.errors import ConfigError
 
 Amount = Annotated[float, Field(ge=0)]
 
+SECONDS_PER_HOUR = 3600
 NANOS_PER_TOKEN = 1_000
 """One unit of money for a million tokens, in billionths of it for one token."""
 
@@ -33,10 +35,17 @@ class Price(BaseModel):
     cached_input: Amount | None = None
     """Of prompt tokens found in a prefix cache; unset: as `input`."""
     output: Amount = 0.0
+    pinned_hour: Amount = 0.0
     batch_discount: Annotated[float, Field(ge=0, le=1)] = 0.5
 
     def cost_nanos(
-        self, *, prompt_tokens: int, cached_tokens: int, output_tokens: int, batch: bool
+        self,
+        *,
+        prompt_tokens: int,
+        cached_tokens: int,
+        output_tokens: int,
+        batch: bool,
+        pinned_token_seconds: float = 0.0,
     ) -> int:
         """In billionths. `cached_tokens` are part of `prompt_tokens`."""
         cached = self.input if self.cached_input is None else self.cached_input
@@ -45,7 +54,9 @@ class Price(BaseModel):
             + cached_tokens * cached
             + output_tokens * self.output
         )
-        return round(money * NANOS_PER_TOKEN * (1 - self.batch_discount if batch else 1))
+        share = 1 - self.batch_discount if batch else 1.0
+        pinned = pinned_token_seconds / SECONDS_PER_HOUR * self.pinned_hour
+        return round((money * share + pinned) * NANOS_PER_TOKEN)
 
 
 def load_prices(file: str | None) -> Mapping[str, Price]:

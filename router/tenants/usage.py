@@ -39,12 +39,14 @@ def usage_row(
     prompt_tokens: int,
     cached_tokens: int,
     output_tokens: int,
+    pinned_token_seconds: float = 0.0,
 ) -> UsageRow:
     """One request's entry in its day's books."""
     cost_nanos = price.cost_nanos(
         prompt_tokens=prompt_tokens,
         cached_tokens=cached_tokens,
         output_tokens=output_tokens,
+        pinned_token_seconds=pinned_token_seconds,
         batch=batch,
     )
     weighted = weighted_tokens(
@@ -65,6 +67,7 @@ def usage_row(
         output_tokens=output_tokens,
         weighted_tokens=weighted,
         cost_nanos=cost_nanos,
+        pinned_token_seconds=round(pinned_token_seconds),
     )
 
 

@@ -54,15 +54,15 @@ def test_all_options_end_up_in_the_record(tmp_path: Path) -> None:
     file = tmp_path / "tenants.db"
     options = (
         *("--priority-class", "batch", "--tokens-per-minute", "2", "--max-concurrency", "3"),
-        *("--daily-tokens", "4", "--expires", "2d", "--share-cache", "--model", "m"),
-        *("--endpoint", "/v1/chat", "--set", f"tenants.file={file}"),
+        *("--daily-tokens", "4", "--pinned-tokens", "5", "--expires", "2d", "--share-cache"),
+        *("--model", "m", "--endpoint", "/v1/chat", "--set", f"tenants.file={file}"),
     )
     key = tandem("keys", "create", "bob", *options).stdout.strip()
     (record,) = asyncio.run(FileTenants(file, 5.0).keys())
     parts = split_key(key)
     assert parts is not None and is_secret_of(parts[1], record)
     assert record.priority_class is PriorityClass.BATCH
-    assert record.limits == KeyLimits(None, 2, 3, 4)
+    assert record.limits == KeyLimits(None, 2, 3, 4, 5)
     assert record.expires_at is not None and 0 <= record.expires_at - time.time() <= 2 * 86_400
     assert not record.isolate_cache
     assert (record.models, record.endpoints) == (("m",), ("/v1/chat",))
@@ -91,7 +91,7 @@ def test_usage_is_shown_by_day_and_key(tmp_path: Path) -> None:
     asyncio.run(FileTenants(file, 5.0).settle("r", 1, [settlement]))
     settings = ("--set", f"tenants.file={file}")
     lines = tandem("usage", "--day", "2026-11-30", *settings).stdout.splitlines()
-    assert lines[1].split() == ["k1", "m", "online", "2", "80", "60", "12", "38", "0.000098"]
+    assert lines[1].split() == ["k1", "m", "online", "2", "80", "60", "12", "38", "0", "0.000098"]
     other = tandem("usage", "--day", "2026-11-30", "--key", "k2", *settings)
     assert len(other.stdout.splitlines()) == 1
     assert isinstance(tandem("usage", "--day", "today", *settings).exception, ConfigError)

@@ -278,6 +278,7 @@ def test_serving_goes_on_while_redis_is_stopped(
             f"state.redis_url={server.url}",
             "state.timeout_s=0.3",
             "worker.heartbeat_s=0.1",
+            "router.no_worker_timeout_s=60",
         )
         with case_house(config) as house:
             fields: dict[str, Any] = {"max_tokens": 6, "temperature": 0.0}

@@ -21,13 +21,19 @@ from fakes_cases import (
 from engine.role import Cancel, Submit
 
 NUM_CLIENTS = 300
+NUM_STEPS = 40
+"""Of P, when they leave: some have an answer by then or wait for D, most have not been begun."""
 CHUNK = 512
 
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CaseHouse]:
     model = write_byte_model(tmp_path_factory.mktemp("byte-model"))
-    overrides = (f"scheduler.prefill_chunk_tokens={CHUNK}", "router.request_timeout_s=10000")
+    overrides = (
+        f"scheduler.prefill_chunk_tokens={CHUNK}",
+        "router.request_timeout_s=10000",
+        "router.dispatch_ahead_tokens=10000000",  # none waits at the router
+    )
     with case_house(settings(model, *overrides)) as made:
         yield made
 
@@ -100,18 +106,21 @@ def test_a_client_that_waits_in_the_queue_and_leaves_costs_nothing(house: CaseHo
 
 def test_pools_return_to_their_baseline_when_hundreds_of_clients_leave(house: CaseHouse) -> None:
     """Case 2. Four times 300; nothing new is scheduled in between, and nobody asks the workers."""
-    posted = house.p.posted
+    steps, posted = house.p.steps, house.p.posted
 
     async def leave(wave: int) -> None:
         posted.clear()
+        steps.hold(after=NUM_STEPS)
         async with crowd(house.router) as clients:
             prompts = (some_tokens(1500, seed=wave * NUM_CLIENTS + i) for i in range(NUM_CLIENTS))
             asking = [asyncio.create_task(ask(clients, p, max_tokens=100)) for p in prompts]
             await posted.until(Submit, NUM_CLIENTS)
+            await steps.until_held()
             await house.until(lambda: house.held("prefill-0") > 0)
             for task in asking:
                 task.cancel()
             await asyncio.wait(asking)
+            steps.release()
         await house.until(lambda: house.held("prefill-0") == house.held("decode-0") == 0)
 
     async def test() -> None:

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 from fakes_cases import CaseHouse, case_house, check_same, post, settings, some_tokens
+from fakes_moving_house import step_until
 from fakes_raw_session import attempt, raw_session
 from fakes_real_house import describe
 
 from core.handoff import Handoff, Started
+from core.load import LoadReport
 from core.request import Attempt, AttemptDone, AttemptFailed, Phase, TokenEvent
 from engine.role import Cancel, Submit
 from router.fleet.leg_event import Sink
@@ -88,10 +90,9 @@ def test_a_request_given_up_while_it_is_queued_after_its_transfer_leaves_nothing
     bystander_prompt = some_tokens(20, seed=5)
 
     async def test() -> None:
+        steps.hold(after=3)
         async with house.asking(bystander_prompt, max_tokens=300, ignore_eos=True) as bystander:
-            await house.until(lambda: house.blocks("decode-0", "running") > 0)
-            steps.hold()
-            await steps.until_held()
+            await steps.until_held()  # in the middle of the bystander's answer
             before = house.d.transferred.num_transfers
             posted.clear()
             async with house.asking(PROMPT, max_tokens=50):
@@ -164,16 +165,21 @@ def test_a_preempted_request_can_be_given_up(model: Path) -> None:
     first, second = some_tokens(2 * BLOCK, seed=7), some_tokens(2 * BLOCK, seed=8)
     fields = {"max_tokens": 450, "ignore_eos": True}
 
-    async def test(house: CaseHouse) -> None:
-        def is_preempted() -> bool:
-            loads = house.router.server.fleet.loads()
-            load = next(x for m, x in loads if m.worker_id == "decode-0")
-            return load.num_preemptions > 0 and load.num_waiting == 1
+    def both_run(load: LoadReport) -> bool:
+        return load.num_running == 2 and not load.kv_blocks["importing"]
 
+    async def test(house: CaseHouse) -> None:
+        steps, posted = house.d.steps, house.d.posted
+        steps.hold(after=3)
         async with house.asking(first, **fields) as staying:
-            await house.until(lambda: house.blocks("decode-0", "running") > 0)
+            await steps.until_held()
             async with house.asking(second, **fields):
-                await house.until(is_preempted)
+                await posted.until(Submit, 2)
+                await step_until(house.d, both_run)
+                steps.hold(after=200)  # they have room for more
+                await step_until(house.d, lambda x: x.num_preemptions > 0 and x.num_waiting == 1)
+            await posted.until(Cancel)
+            steps.release()
             answer = await staying
         await house.check_whole()
         check_same(answer, await house.ask(first, **fields, cache_salt="alone"))

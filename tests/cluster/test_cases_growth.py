@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,11 +14,11 @@ from fakes_cases import (
     check_same,
     settings,
     some_tokens,
-    together,
     tokens_of,
 )
 
 from core import metric_names as names
+from engine.role import Submit
 
 BLOCK = 16
 NUM_BLOCKS = 64
@@ -61,7 +62,12 @@ def test_eight_that_need_sixteen_blocks_each_share_sixty_four(
     foresees_all = request.node.callspec.params["house"] >= MAX_TOKENS
 
     async def test() -> None:
-        answers = await together([ask(house, i, "crowd") for i in range(NUM_REQUESTS)])
+        house.d.posted.clear()
+        house.d.steps.hold()  # until all of them are there
+        asking = asyncio.gather(*(ask(house, i, "crowd") for i in range(NUM_REQUESTS)))
+        await house.d.posted.until(Submit, NUM_REQUESTS)
+        house.d.steps.release()
+        answers = await asking
         assert (await preemptions(house) == 0) == foresees_all
         for answer, expected in zip(answers, alone, strict=True):
             assert len(tokens_of(answer)[0]) == MAX_TOKENS

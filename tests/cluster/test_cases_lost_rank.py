@@ -28,6 +28,8 @@ NICE = 7
 PROMPTS = [some_tokens(1500, seed=seed) for seed in range(3)]
 ASKED = {"max_tokens": 300, "ignore_eos": True}
 """Long enough to be hit, prompt and answer."""
+PACE = "faults.spec=step:delay=0.5:after=2"
+"""So that it is still at work when it is hit, however late we hear of that."""
 ENDING_S = 60.0
 """Far below the 600 s of a collective without a deadline."""
 
@@ -58,8 +60,9 @@ def scene(model: Path, redis_url: str, request: pytest.FixtureRequest) -> Iterat
         "model.max_model_len=2048",
     )
     size = f"parallel.{role.value}_tensor_parallel_size={NUM_RANKS}"
+    patient = "parallel.step_timeout_s=60"  # ranks take turns on a busy machine
     with (
-        case_process(role, GROUP, model, [*shared, size]) as group,
+        case_process(role, GROUP, model, [*shared, size, patient, PACE]) as group,
         case_house(
             settings(model, *shared),
             prefill=int(role is not Phase.PREFILL),

@@ -21,17 +21,20 @@ from router.fleet.sessions import WorkerSession
 NUM_ATTEMPTS = 3
 PROMPT = some_tokens(40)
 TIMEOUT_S = 1.0
+"""Where a deadline is what ends it."""
 
 
 @pytest.fixture(scope="module")
 def house(model: Path) -> Iterator[CaseHouse]:
-    """Its leases end by themselves after a moment, and so do pulls that hear nothing."""
-    overrides = (
-        f"router.max_attempts={NUM_ATTEMPTS}",
-        f"kv_transfer.timeout_s={TIMEOUT_S}",
-        "kv_transfer.lease_s=0.3",
-    )
-    with case_house(settings(model, *overrides)) as made:
+    """Its leases end by themselves after a moment."""
+    with case_house(settings(model, "kv_transfer.lease_s=0.3")) as made:
+        yield made
+
+
+@pytest.fixture
+def hasty(model: Path) -> Iterator[CaseHouse]:
+    """Its pulls end by themselves after a moment, if they hear nothing."""
+    with case_house(settings(model, f"kv_transfer.timeout_s={TIMEOUT_S}")) as made:
         yield made
 
 
@@ -114,20 +117,20 @@ def test_a_pull_from_a_former_incarnation_is_refused(house: CaseHouse) -> None:
 
 @pytest.mark.parametrize("listens", [False, True])
 def test_a_pull_from_where_nobody_answers_ends_at_its_deadline(
-    house: CaseHouse, listens: bool
+    hasty: CaseHouse, listens: bool
 ) -> None:
     """Case 9. Nothing there, or something that accepts and then says nothing."""
 
     async def test(port: int) -> None:
-        receipt = handoff_of(house, f"mute {listens}", epoch="mute", address=f"127.0.0.1:{port}")
-        failed = await refusal(house, receipt.transfer_id, receipt)
+        receipt = handoff_of(hasty, f"mute {listens}", epoch="mute", address=f"127.0.0.1:{port}")
+        failed = await refusal(hasty, receipt.transfer_id, receipt)
         assert failed.reason in ("timeout", "peer_lost")
 
     with contextlib.closing(socket.socket()) as listener:
         listener.bind(("127.0.0.1", 0))
         if listens:
             listener.listen()
-        house.run(test(listener.getsockname()[1]))
+        hasty.run(test(listener.getsockname()[1]))
 
 
 def test_a_receipt_for_another_prompt_is_refused(house: CaseHouse) -> None:

@@ -9,11 +9,14 @@ from fakes_byte_model import write_byte_model
 from fakes_cases import CaseHouse, ask, case_house, check_same, settings, some_tokens, together
 
 from core import metric_names as names
+from engine.role import Cancel
 
 NUM_REQUESTS = 4
 NUM_BLOCKS = 40
 PROMPT_TOKENS = 30 * 16 - 3
 """30 blocks: the pool has room for one prompt and a third."""
+CHUNK = 64
+NUM_CHUNKS = -(-PROMPT_TOKENS // CHUNK)
 SPEC = "kv_send:delay=0.03"
 
 
@@ -22,7 +25,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CaseHouse]:
     model = write_byte_model(tmp_path_factory.mktemp("byte-model"))
     overrides = (
         "model.max_model_len=512",
-        "scheduler.prefill_chunk_tokens=64",
+        f"scheduler.prefill_chunk_tokens={CHUNK}",
         f"kv_transfer.max_message_bytes={4 * 2 * 2 * 2 * 16 * 16 * 4}",
         f"faults.spec={SPEC}",
     )
@@ -37,11 +40,17 @@ def test_prompts_take_turns_while_a_slow_link_keeps_the_blocks(
 ) -> None:
     """Nobody waits for ever, also if the first of them are given up in the middle."""
     prompts = [some_tokens(PROMPT_TOKENS, seed=10 * leaving + i) for i in range(NUM_REQUESTS)]
+    steps, posted = house.p.steps, house.p.posted
 
     async def test() -> None:
         for prompt in prompts[:leaving]:
+            posted.clear()
+            steps.hold(after=NUM_CHUNKS // 2)
             async with house.asking(prompt, max_tokens=9):
+                await steps.until_held()
                 await house.until(lambda: house.blocks("decode-0", "importing") > 0)
+            await posted.until(Cancel)
+            steps.release()
         staying = prompts[leaving:]
         answers = await together([ask(house.router, p, max_tokens=9) for p in staying])
         await house.check_whole()

@@ -35,8 +35,8 @@ from core.request import Phase
 
 STOPPED = "prefill-by-hand"
 NUM_TOKENS = 5000
-QUICK = ("worker.heartbeat_s=0.3", "worker.stuck_after_s=2")
-"""A silent worker is soon taken for lost."""
+QUICK = ("worker.heartbeat_s=1", "worker.stuck_after_s=4")
+"""A silent worker is soon taken for lost; after its pulls have failed, and not for a mere pause."""
 SMALL_CHUNK = 8
 """P takes 625 steps for the prompt, and pauses among them."""
 PAUSES = "step:delay=0.1:every=20"
@@ -67,7 +67,12 @@ class Peer:
             os.kill(pid, signal.SIGCONT)
             asking.cancel()
             await asyncio.wait({asking})
-        await house.until(lambda: house.held(STOPPED) == 0)
+        await house.until(self.is_well)
+
+    def is_well(self) -> bool:
+        """P may be given work, and has none."""
+        views = self.house.router.server.fleet.views()
+        return self.house.held(STOPPED) == 0 and any(v.worker_id == STOPPED for v in views)
 
     async def decode_pool_is_whole(self) -> None:
         """By D's own books, whatever P does."""
@@ -83,7 +88,7 @@ def peer(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
         "state.backend=redis",
         f"state.redis_url={redis_url}",
         f"state.namespace={uuid.uuid4().hex}",
-        "kv_transfer.timeout_s=1",
+        "kv_transfer.timeout_s=2",
         "router.no_worker_timeout_s=0.5",
         *QUICK,
     ]
@@ -98,8 +103,9 @@ def peer(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
     command = tandem("prefill-worker", str(model), "--id", STOPPED)
     command += [word for setting in by_hand for word in ("--set", setting)]
     with child(command) as process, case_house(config, prefill=0) as house:
-        house.run(house.until(lambda: house.held(STOPPED) == 0))
-        yield Peer(house, config, process)
+        made = Peer(house, config, process)
+        house.run(house.until(made.is_well))
+        yield made
 
 
 def test_a_request_given_up_while_its_worker_is_stopped_frees_the_blocks_at_once(

@@ -45,7 +45,7 @@ def test_every_answer_is_right_and_every_pool_whole(
 ) -> None:
     """A send that fails to post is among them."""
     overrides = (f"faults.spec={spec}", "router.max_attempts=8", "worker.heartbeat_s=0.1")
-    with case_house(settings(model, *overrides)) as house:
+    with case_house(settings(model, *overrides), members_expire=True) as house:
         for number, expected in enumerate(undisturbed):
             check_same(house.run(_ask(house, number)), expected)
 

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import pytest
 from fakes_asks import golden_asks, long_asks, mirrored
@@ -19,8 +18,14 @@ from fakes_solo import Solo
 from fakes_worker_process import WorkerProcess, worker_processes
 
 from core.config import StateConfig
-from core.request import Phase
+from core.request import Attempt, Phase
+from router.fleet.leg_event import Sink
+from router.fleet.sessions import WorkerSession
 from text.tokenizer import Tokenizer
+
+STUCK = "step:delay=100000:after=20:worker=decode-0"
+"""In fewer steps than an answer has tokens."""
+STUCK_FOR_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -43,59 +48,70 @@ class Processes:
 def processes(redis_url: str) -> Iterator[Processes]:
     state = StateConfig(backend="redis", redis_url=redis_url, namespace=uuid.uuid4().hex)
     roles = [Phase.PREFILL, Phase.PREFILL, Phase.DECODE, Phase.DECODE]
-    with real_house() as house, worker_processes(state, roles) as workers:
+    with real_house() as house, worker_processes(state, roles, STUCK) as workers:
         store = house.shared_store(state)
         front = house.front(settings(), store)
         house.loop.run(front.until_connected(len(workers)))
         yield Processes(house, front, workers)
 
 
-async def complete_killing(
-    front: Front, asks: Sequence[Ask], victim: WorkerProcess, *, at: Callable[[list[int]], bool]
-) -> list[Answer]:
-    """All answers; the victim is killed once `at` says so of how many deltas each ask has had."""
-    num_deltas, due = [0] * len(asks), asyncio.Event()
+async def complete(front: Front, asks: Sequence[Ask]) -> list[Answer]:
+    return list(await asyncio.gather(*(front.complete(ask) for ask in asks)))
 
-    def count(index: int) -> None:
-        num_deltas[index] += 1
-        if at(num_deltas):
-            due.set()
 
-    async def kill() -> None:
-        await due.wait()
-        await asyncio.to_thread(victim.kill)
+async def until_stuck(front: Front, worker_id: str) -> None:
+    """Until the worker says that it has been in one step for long."""
+    fleet, changed = front.server.fleet, asyncio.Event()
+    fleet.watch(changed.set)
+    while _step_age_s(front, worker_id) < STUCK_FOR_S:
+        changed.clear()
+        await changed.wait()
+    fleet.unwatch(changed.set)
 
-    async with asyncio.TaskGroup() as group:
-        group.create_task(kill())
-        answers = [
-            group.create_task(front.complete(ask, on_delta=partial(count, index)))
-            for index, ask in enumerate(asks)
-        ]
-    return [answer.result() for answer in answers]
+
+def _step_age_s(front: Front, worker_id: str) -> float:
+    loads = front.server.fleet.loads()
+    return max((x.last_step_age_s for m, x in loads if m.worker_id == worker_id), default=0.0)
 
 
 def check_all(asks: Sequence[Ask], answers: Sequence[Answer], solo: Solo) -> None:
     for ask, answer in zip(asks, answers, strict=True):
         check(ask, solo.answer(ask), answer, solo.next_logits)
+    assert any(answer.num_attempts > 1 for answer in answers), "it served nobody when it died"
 
 
 def test_a_decode_worker_killed_mid_stream_costs_no_token(
     processes: Processes, solo: Solo, tokenizer: Tokenizer
 ) -> None:
+    """It gets stuck before its first answer is complete, so that it dies among them all."""
     asks, victim = mirrored(golden_asks(tokenizer)), processes.workers["decode-0"]
-    work = complete_killing(processes.front, asks, victim, at=lambda seen: min(seen) >= 2)
-    answers = processes.house.loop.run(work)
-    check_all(asks, answers, solo)
-    assert any(answer.num_attempts > 1 for answer in answers), "it served nobody when it died"
+
+    async def test() -> list[Answer]:
+        asking = asyncio.create_task(complete(processes.front, asks))
+        await until_stuck(processes.front, "decode-0")
+        await asyncio.to_thread(victim.kill)
+        return await asking
+
+    check_all(asks, processes.house.loop.run(test()), solo)
     processes.check_whole()
 
 
 def test_a_prefill_worker_killed_among_prompts_costs_no_token(
-    processes: Processes, solo: Solo, tokenizer: Tokenizer
+    processes: Processes, solo: Solo, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With its second prompt, which it can't have computed."""
     asks, victim = long_asks(tokenizer, 8), processes.workers["prefill-0"]
-    work = complete_killing(processes.front, asks, victim, at=any)
-    answers = processes.house.loop.run(work)
+    prefill, sent = WorkerSession.prefill, list[Attempt]()
+
+    def send_and_kill(session: WorkerSession, attempt: Attempt, sink: Sink) -> None:
+        prefill(session, attempt, sink)
+        if session.member.worker_id == "prefill-0":
+            sent.append(attempt)
+            if len(sent) == 2:
+                victim.child.process.kill()
+
+    monkeypatch.setattr(WorkerSession, "prefill", send_and_kill)
+    answers = processes.house.loop.run(complete(processes.front, asks))
+    victim.kill()
     check_all(asks, answers, solo)
-    assert any(answer.num_attempts > 1 for answer in answers), "it served nobody when it died"
     processes.check_whole()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import subprocess
 import uuid
@@ -32,6 +33,8 @@ from state.store import Member
 from text.hub import resolve
 from text.model_card import load_card
 
+PATIENT = "worker.heartbeat_s=10"
+LONG = ("--timeout", "60")
 GROUP = ("parallel.prefill_tensor_parallel_size=2", "parallel.step_timeout_s=120")
 
 
@@ -125,7 +128,10 @@ def test_strangers_at_every_port_of_the_house_disturb_no_transfer(secured: Pair)
 
 def listening_ports() -> list[int]:
     """Of this process, whoever opened them."""
-    own = {str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()}
+    own = set()
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            own.add(os.readlink(f"/proc/self/fd/{descriptor}"))
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     listening = "0A"
     return [
@@ -170,20 +176,22 @@ def test_commands_reach_workers_by_hand_with_certificates_only(
         )
 
     secure = [*state, *settings_of(tls)]
-    worker = tandem("decode-worker", "--id", "decode-a", *flags([*SETTINGS, model, *secure]))
+    worker = tandem(
+        "decode-worker", "--id", "decode-a", *flags([*SETTINGS, PATIENT, model, *secure])
+    )
     with child(worker) as started:
         address = started.wait_for("decode-a ready").split()[-1]
-        probe = command("probe", address, settings=secure)
+        probe = command("probe", address, *LONG, settings=secure)
         assert (probe.returncode, probe.stdout) == (0, "SERVING\n"), probe.stderr
-        probe = command("probe", address, settings=state)
+        probe = command("probe", address, *LONG, settings=state)
         assert (probe.returncode, "no answer" in probe.stdout) == (1, True), probe.stderr
-        audit = command("kv", "audit", settings=state)
+        audit = command("kv", "audit", *LONG, settings=state)
         assert (audit.returncode, "UNAVAILABLE" in audit.stdout) == (1, True), audit.stdout
-        audit = command("kv", "audit", settings=secure)
+        audit = command("kv", "audit", *LONG, settings=secure)
         assert (audit.returncode, "decode-a  decode" in audit.stdout) == (0, True), audit.stderr
         drain = command("drain", "decode-a", settings=[*state, "tls.ca=x"])
         assert (drain.returncode, "belong together" in drain.stderr) == (2, True), drain.stderr
-        drain = command("drain", "decode-a", "--timeout", "60", settings=secure)
+        drain = command("drain", "decode-a", *LONG, settings=secure)
         assert drain.returncode == 0, drain.stderr
         assert started.end() == 0
 

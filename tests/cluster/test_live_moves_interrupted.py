@@ -34,7 +34,7 @@ from core.request import Phase
 from engine.role import Move
 
 BY_HAND = "decode-by-hand"
-PACE = "step:delay=0.03"
+PACE = "step:delay=0.1"
 """Of the process, whose steps can't be held: slow enough for all answers to run at once."""
 
 

@@ -9,9 +9,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import fakes_shared_memory
 import httpx
 import pytest
 import ray
+from fakes_cluster import MAY_REFUSE
 from fakes_process import DEADLINE_S, Child, child, python
 
 from cluster import litter
@@ -43,9 +45,13 @@ except TandemError as error:
 """
 
 
+PATIENT = ("worker.heartbeat_s=5", "state.timeout_s=20")
+"""A process that gets no core for a while stays a member, is not replaced, and waits for others."""
+
+
 @contextlib.contextmanager
 def serving(root: Path, maker: str, *overrides: str) -> Iterator[Child]:
-    settings = [f"cluster.run_dir={root}", "worker.heartbeat_s=0.5", *overrides]
+    settings = [f"cluster.run_dir={root}", *PATIENT, *overrides]
     with child([*python(SERVE), maker, *settings]) as started:
         try:
             yield started
@@ -72,20 +78,20 @@ def assert_nothing_left(run: Run, root: Path, shared_memory: set[str]) -> None:
     assert not list(root.glob("*/run.json"))
     # A pid that is somebody else's by now would not be a child of init or of us.
     assert not [process.name for process in run.processes if is_ours(process.pid)]
-    assert set(os.listdir("/dev/shm")) <= shared_memory
+    fakes_shared_memory.assert_none_left(shared_memory)
 
 
 def is_ours(pid: int) -> bool:
     try:
         return b"tandem" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # it ends before or while we read
         return False
 
 
 @pytest.fixture
 def shared_memory() -> set[str]:
     """What lies in shared memory before the test."""
-    return set(os.listdir("/dev/shm"))
+    return fakes_shared_memory.names()
 
 
 def test_a_killed_worker_is_replaced_and_a_signal_leaves_nothing(
@@ -123,7 +129,8 @@ def test_a_killed_worker_is_replaced_and_a_signal_leaves_nothing(
 
 
 def test_a_worker_that_hangs_is_replaced(tmp_path: Path) -> None:
-    with serving(tmp_path, "make_worker", "worker.stuck_after_s=0.5") as started:
+    hasty = ("worker.stuck_after_s=0.5", "worker.heartbeat_s=1")
+    with serving(tmp_path, "make_worker", *hasty) as started:
         started.wait_for("serving")
         before = the_run(tmp_path)
         os.kill(pid_of(before, "decode-0"), signal.SIGSTOP)
@@ -172,9 +179,10 @@ def test_a_signal_while_ray_starts_leaves_nothing_either(
 def test_a_start_that_is_refused_names_the_reason_and_leaves_nothing(
     tmp_path: Path, shared_memory: set[str]
 ) -> None:
-    with serving(tmp_path, "make_refusing_worker") as started:
+    with serving(tmp_path, "make_awaited_refusal") as started:
         started.wait_for("placing")
         run = the_run(tmp_path)
+        (tmp_path / MAY_REFUSE).touch()
         assert started.end() == 1
         assert "refused: needs 80 GiB, has 8 GiB" in started.output
         assert_nothing_left(run, tmp_path, shared_memory)

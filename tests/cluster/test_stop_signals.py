@@ -106,11 +106,10 @@ def test_a_thread_that_outlives_the_block_does_not_outlive_the_grace() -> None:
 say('ready')
 import threading
 asyncio.get_running_loop().run_in_executor(None, threading.Event().wait)
-await signals.requested.wait()
 say('leaving')
+signals.arm()
 """
     with process(body, "(0.5,)") as started:
-        started.send_signal(signal.SIGTERM)
         assert rest(started) == (EXIT_OVERDUE, "leaving\n")
 
 

@@ -57,6 +57,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     command = tandem("serve", "default", "--port", "0", "--grpc-port", "0")
     command += ["--set", f"cluster.run_dir={root}", "--set", "cache.num_blocks=128"]
     command += ["--set", "model.max_model_len=1024", "--set", "parallel.num_threads=1"]
+    # Who gets no core for a while is not replaced, unless a test ends it
+    command += ["--set", "worker.stuck_after_s=30", "--set", "worker.heartbeat_s=3"]
     with child(command) as started:
         try:
             started.wait_for("curl http://")
@@ -112,7 +114,7 @@ def test_a_killed_worker_is_replaced_and_requests_are_served_again(
 
 
 def test_an_audit_finds_the_books_of_all_workers_balanced(served: Served) -> None:
-    found = json.loads(served.command("kv", "audit", "--json"))
+    found = json.loads(served.command("kv", "audit", "--json", "--timeout", "60"))
     assert found["sound"]
     assert {each["worker_id"] for each in found["workers"]} == {"prefill-0", "decode-0"}
     assert all(sum(e["blocks_by_state"].values()) == e["num_blocks"] for e in found["workers"])

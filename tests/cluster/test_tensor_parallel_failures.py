@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import grpc.aio
 import pytest
@@ -28,9 +29,11 @@ SHORT = Ask("it", (1, 2, 3), SamplingParams(max_tokens=2, ignore_eos=True))
 
 
 @contextlib.asynccontextmanager
-async def group(*overrides: str) -> AsyncIterator[tuple[ObservedWorker, list[int]]]:
+async def group(model: Path, *overrides: str) -> AsyncIterator[tuple[ObservedWorker, list[int]]]:
     """A decode worker of two ranks, and the processes of the other ranks."""
-    config = settings("parallel.tensor_parallel_size=2", *overrides)
+    # Ranks take turns on a busy machine
+    patient = ("parallel.tensor_parallel_size=2", "parallel.step_timeout_s=120")
+    config = settings(*patient, f"model.model={model}", *overrides)
     worker = ObservedWorker(config, Phase.DECODE, "decode-0", MemoryStore())
     ranks = ChildRanks(config, "decode-0", 2)
     try:
@@ -46,9 +49,9 @@ async def end_of(worker: ObservedWorker) -> None:
         await worker.wait_ended()
 
 
-def test_a_killed_rank_ends_its_group_while_nothing_is_computed() -> None:
+def test_a_killed_rank_ends_its_group_while_nothing_is_computed(model: Path) -> None:
     async def scenario() -> None:
-        async with group() as (worker, pids):
+        async with group(model) as (worker, pids):
             os.kill(pids[0], signal.SIGKILL)
             with pytest.raises(WorkerLostError, match="rank 1 of the group is gone"):
                 await end_of(worker)
@@ -56,9 +59,9 @@ def test_a_killed_rank_ends_its_group_while_nothing_is_computed() -> None:
     asyncio.run(scenario())
 
 
-def test_a_stopped_rank_ends_its_group_at_the_steps_deadline() -> None:
+def test_a_stopped_rank_ends_its_group_at_the_steps_deadline(model: Path) -> None:
     async def scenario() -> None:
-        async with group("parallel.step_timeout_s=1") as (worker, pids):
+        async with group(model, "parallel.step_timeout_s=3") as (worker, pids):
             os.kill(pids[0], signal.SIGSTOP)
             worker.parts.step_loop.post(Submit(ASK.attempt((0,))))
             with pytest.raises(WorkerLostError, match="rank 0 of 2 lost its group"):
@@ -67,13 +70,14 @@ def test_a_stopped_rank_ends_its_group_at_the_steps_deadline() -> None:
     asyncio.run(scenario())
 
 
-def test_a_group_with_a_stopped_rank_is_not_ready_and_lives_and_goes_on_with_it() -> None:
+def test_a_group_with_a_stopped_rank_is_not_ready_and_lives_and_goes_on_with_it(
+    model: Path,
+) -> None:
     """CASES 10, with one rank of several."""
 
     async def scenario() -> None:
-        patient = ("worker.stuck_after_s=0.3", "parallel.step_timeout_s=120")
         async with (
-            group(*patient) as (worker, pids),
+            group(model, "worker.stuck_after_s=0.3") as (worker, pids),
             grpc.aio.insecure_channel(worker.member.address) as channel,
             asyncio.timeout(DEADLINE_S),
         ):
@@ -95,7 +99,7 @@ def test_a_group_with_a_stopped_rank_is_not_ready_and_lives_and_goes_on_with_it(
 
 def test_a_rank_that_cannot_start_ends_the_start_of_all() -> None:
     async def scenario() -> None:
-        async with group("model.model=/nowhere"):
+        async with group(Path("/nowhere")):
             pass
 
     with pytest.raises((WorkerLostError, ConfigError)):

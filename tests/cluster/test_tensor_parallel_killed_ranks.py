@@ -71,8 +71,9 @@ class House:
 async def _worker(
     store: Store, model: Path, role: Phase, worker_id: str, overrides: tuple[str, ...]
 ) -> AsyncIterator[tuple[ObservedWorker, ChildRanks]]:
-    # A block is a message, so that no prompt is sent as one
-    config = settings(model, "kv_transfer.max_message_bytes=1", *overrides)
+    # A block is a message, so that no prompt is sent as one; ranks take turns on a busy machine
+    common = ("kv_transfer.max_message_bytes=1", "parallel.step_timeout_s=60")
+    config = settings(model, *common, *overrides)
     shell = ObservedWorker(config, role, worker_id, store)
     ranks = ChildRanks(config, worker_id, num_ranks(config, role))
     try:

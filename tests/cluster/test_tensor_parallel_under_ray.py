@@ -34,6 +34,11 @@ SETTINGS = (
     "cache.num_blocks=128",
     "router.no_worker_timeout_s=120",
     f"worker.prefill_nice={NICE}",
+    # Whom a test does not kill is not to be replaced on a busy machine.
+    "parallel.step_timeout_s=60",
+    "worker.stuck_after_s=30",
+    "worker.heartbeat_s=3",
+    "kv_transfer.timeout_s=30",
 )
 
 
@@ -56,7 +61,7 @@ class Served:
     def actors(self, name: str) -> list[int]:
         """Actors of this name, or one that begins with it, by what they call themselves."""
         found = litter.processes_of(Path(self.run.temp_dir))
-        return [pid for pid in found if name in Path(f"/proc/{pid}/cmdline").read_text()]
+        return [pid for pid in found if name in command_of(pid)]
 
     @contextlib.contextmanager
     def stream(self) -> Iterator[Iterator[dict[str, Any]]]:
@@ -67,6 +72,14 @@ class Served:
             assert response.status_code == 200
             data = (line.removeprefix("data: ") for line in response.iter_lines() if line)
             yield (json.loads(line) for line in data if line != "[DONE]")
+
+
+def command_of(pid: int) -> str:
+    """The command line of a process; none of one that has just ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 @pytest.fixture(scope="module")

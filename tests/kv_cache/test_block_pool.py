@@ -269,7 +269,7 @@ def damage_the_state_counts(pool: BlockPool) -> None:
 
 
 def damage_the_eviction_order(pool: BlockPool) -> None:
-    pool._cached.popitem()
+    pool._cached.evict()
 
 
 def damage_the_index(pool: BlockPool) -> None:

@@ -22,6 +22,7 @@ from fakes_kv_peers import (
     transfer_config,
 )
 
+from bench.tandem_server import free_port
 from core.handoff import Handoff
 from kv_transfer.events import BlocksArrived
 
@@ -149,8 +150,8 @@ def test_a_stopped_prefill_worker_fails_its_pulls_in_time_and_serves_again_once_
     start_prefill: StartPrefill, make_decode: MakeDecode
 ) -> None:
     """CASES 1: stopped, not dead, while D waits for blocks that nobody reports."""
-    d = make_decode(2.0)
-    p = start_prefill(timeout_s=2.0)
+    d = make_decode(3.0)
+    p = start_prefill(timeout_s=3.0)
     d.receiver.pull(p.offer("t", 9), 0)
     p.say("grant", "t", 0, [0, 1, 2])
     d.inbox.take(BlocksArrived).release()
@@ -168,7 +169,7 @@ def test_twenty_restarts_on_the_same_address_are_survived(
 ) -> None:
     """CASES 8: each incarnation dies with a pull open; what is addressed to it is then refused."""
     d = make_decode(LONG_S)
-    p = start_prefill(epoch="p0")
+    p = start_prefill(epoch="p0", port=free_port())  # nobody takes it while P is away
     for restart in range(1, NUM_RESTARTS + 1):
         _transfer(p, d, f"whole {restart}")
         d.receiver.pull(p.offer(f"open {restart}", 3), 0)

@@ -326,7 +326,7 @@ def test_a_broken_data_link_fails_what_is_in_flight_and_the_next_pull_makes_anot
 def test_an_announced_message_that_does_not_come_fails_the_pull(peers: Peers) -> None:
     """Heartbeats go on, so P is alive; what it owes has a deadline of its own."""
     links = MemoryLinkMaker()
-    p, d = peers(links, timeout_s=1.0)
+    p, d = peers(links, timeout_s=5.0)
     d.receiver.pull(p.offer("t", 4), 0)
     p.sender.grant("t", 0, [0])
     d.inbox.take(BlocksArrived).release()
@@ -337,7 +337,7 @@ def test_an_announced_message_that_does_not_come_fails_the_pull(peers: Peers) ->
 
 
 def test_a_long_silence_with_nothing_owed_is_no_failure(peers: Peers) -> None:
-    p, d = peers(MemoryLinkMaker(), timeout_s=1.5, lease_s=4.0)
+    p, d = peers(MemoryLinkMaker(), timeout_s=2.0, lease_s=5.0)
     d.receiver.pull(p.offer("t", 2), 0)
     p.sender.grant("t", 0, [0])
     d.unpack(d.inbox.take(BlocksArrived), [0, 1])

@@ -131,8 +131,8 @@ def test_who_has_no_certificate_of_the_authority_is_cut_off_even_with_the_token(
 def test_a_node_of_the_cluster_without_the_token_joins_no_link(
     maker: SecureLinkMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kv_transfer.link_port.GREETING_TIMEOUT_S", 0.1)
     link = join(maker)
+    monkeypatch.setattr("kv_transfer.link_port.GREETING_TIMEOUT_S", 0.5)
     with pytest.raises(TransferError, match="does not wait for this link") as error:
         maker.dial(maker.host(), "a guessed token/link/0", LONG_S)
     assert error.value.reason == "peer_lost"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fakes_pair import attempt
 
+from core.request import BACKGROUND_PRIORITY as BATCH
 from engine.plan import PlannedChunk
 from engine.sequence import Sequence, SequenceStatus
 from kv_cache.block_hash import root_hash
@@ -108,3 +109,33 @@ def test_a_cached_prefix_is_skipped_but_the_last_token_is_always_computed() -> N
     )
     scheduler.add(again)
     assert step(scheduler) == [("again", 4)]
+
+
+def test_a_batchs_prompt_makes_no_step_longer_in_which_others_are() -> None:
+    scheduler = make(chunk_tokens=8)
+    scheduler.add(sequence("batch", 20, arrival=0, priority=BATCH))
+    assert step(scheduler) == [("batch", 8)]
+    scheduler.add(sequence("long", 11, arrival=8))
+    scheduler.add(sequence("short", 2, arrival=9))
+    assert step(scheduler) == [("long", 8)]
+    assert step(scheduler) == [("long", 3), ("short", 2)]
+    assert step(scheduler) == [("batch", 8)]
+
+
+def test_batches_fill_steps_among_themselves() -> None:
+    scheduler = make(chunk_tokens=8)
+    scheduler.add(sequence("a", 5, arrival=0, priority=BATCH))
+    scheduler.add(sequence("b", 5, arrival=1, priority=BATCH + 7))
+    assert step(scheduler) == [("a", 5), ("b", 3)]
+    assert step(scheduler) == [("b", 2)]
+
+
+def test_a_batch_goes_on_while_another_prompt_has_no_room() -> None:
+    """Else both would wait for each other."""
+    scheduler = make(num_blocks=8, chunk_tokens=8)
+    scheduler.add(sequence("batch", 20, arrival=0, priority=BATCH))
+    assert step(scheduler) == [("batch", 8)]
+    scheduler.add(sequence("online", 24, arrival=1))
+    assert step(scheduler) == [("batch", 8)]
+    assert step(scheduler) == [("batch", 4)]
+    assert step(scheduler) == [("online", 8)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -51,16 +53,18 @@ async def until_waiting(h: House, count: int) -> None:
 
 def test_what_would_come_too_late_is_refused_before_work_is_spent(texts: Texts) -> None:
     async def test(h: House) -> None:
-        teach(h, tokens_per_second=40.0)
+        teach(h, tokens_per_second=10.0)
         h.p.gate.clear()
         first = [asyncio.create_task(ask(h, prompt=[i] * 40)) for i in range(3)]
         await h.p.until(lambda w: len(w.attempts) == 2)
         await until_waiting(h, 1)
-        # Three prompts of a second each are before it, and its own.
-        refused = await ask(h, {"x-request-deadline-ms": "2500"}, prompt=[9] * 40)
+        # Three prompts of four seconds each are before it, and its own.
+        began = time.monotonic()
+        refused = await ask(h, {"x-request-deadline-ms": "14500"}, prompt=[9] * 40)
+        excess_s = 1.5 + time.monotonic() - began  # at most
         assert refused.status_code == 429
         assert refused.json()["error"]["code"] == "rate_limit_exceeded"
-        assert refused.headers["retry-after"] == "2"
+        assert 2 <= int(refused.headers["retry-after"]) <= math.ceil(excess_s)
         hopeless = await ask(h, {"x-request-deadline-ms": "500"}, prompt=[9] * 40)
         assert hopeless.status_code == 408, "coming back would not help"
         assert len(h.p.attempts) == 2
@@ -127,8 +131,8 @@ def test_hostile_deadlines_are_refused(texts: Texts, value: str) -> None:
 def test_a_deadline_cannot_be_longer_than_the_operators(texts: Texts) -> None:
     async def test(h: House) -> None:
         assert (await ask(h, {"x-request-deadline-ms": "86400000"})).status_code == 200
-        assert (await ask(h, {"x-request-deadline-ms": "1500"})).status_code == 200
-        assert h.p.attempts[0].deadline_s <= 7 and h.p.attempts[1].deadline_s <= 1.5
+        assert (await ask(h, {"x-request-deadline-ms": "5000"})).status_code == 200
+        assert h.p.attempts[0].deadline_s <= 7 and h.p.attempts[1].deadline_s <= 5
 
     in_house(texts, test, request_timeout_s=7.0)
 

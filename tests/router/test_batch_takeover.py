@@ -36,7 +36,7 @@ def settings(redis_url: str, directory: Path) -> dict[str, dict[str, object]]:
         },
         "model": {"served_model_name": MODEL},
         "router": {"http_port": 0, "grpc_port": 0},
-        "batch": {"dir": str(directory), "lease_s": 0.5},
+        "batch": {"dir": str(directory), "lease_s": 2.0},
     }
 
 

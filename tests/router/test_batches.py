@@ -336,13 +336,14 @@ def test_a_key_sees_its_own_files_and_batches_only(texts: Texts, tmp_path: Path)
 
 
 def test_a_router_goes_on_with_what_it_left_when_it_stopped(texts: Texts, tmp_path: Path) -> None:
-    overrides: dict[str, dict[str, object]] = {"batch": {"dir": str(tmp_path)}}
+    batches: dict[str, object] = {"dir": str(tmp_path), "max_concurrency": 4}
+    overrides: dict[str, dict[str, object]] = {"batch": batches}
     sent = [line(f"n-{n}") for n in range(100)]
 
     async def run() -> None:
         async with house(texts, overrides=overrides) as h:
             batch = await begin(h.openai, jsonl(sent))
-            await h.d.until(lambda d: len(d.attempts) > 10)
+            await h.d.until(lambda d: len(d.attempts) > 10)  # so some have been answered
         async with house(texts, overrides=overrides) as h:
             batch = await ended(h.openai, batch.id)
             assert batch.status == "completed"

@@ -14,6 +14,7 @@ from fakes_loop_thread import LoopThread
 from fakes_tenants import file_settings, keyed_house, make_key
 from fakes_worker import FakeWorker
 
+from bench.tandem_server import free_port
 from core.load import LoadReport, StepTotals
 from core.request import AttemptFailed
 from router.life.timeline import RequestTimeline
@@ -279,14 +280,14 @@ def test_a_key_is_asked_for_kept_in_the_tab_and_sent(
 
 def test_a_page_comes_back_after_its_router(browser: Browser, texts: Texts) -> None:
     with browser.page() as opened:
-        with shown(house(texts)) as first:
-            port = first.house.ports.http
+        port = free_port()  # nobody takes it while there is no router
+        at_port: dict[str, dict[str, object]] = {"router": {"http_port": port, "grpc_port": 0}}
+        with shown(house(texts, overrides=at_port)) as first:
             opened.open(first.url)
             opened.until("document.querySelector('#state').innerText === 'ready'")
         opened.until("document.querySelector('#state').innerText === 'connecting'")
         assert "Trying again" in opened.text("#notice")
-        again: dict[str, dict[str, object]] = {"router": {"http_port": port, "grpc_port": 0}}
-        with shown(house(texts, overrides=again)):
+        with shown(house(texts, overrides=at_port)):
             opened.until("document.querySelector('#state').innerText === 'ready'")
             assert opened.evaluate("document.querySelector('#notice').hidden")
 

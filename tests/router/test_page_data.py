@@ -161,10 +161,12 @@ def test_pages_that_look_on_see_new_numbers_and_their_end(texts: Texts) -> None:
             lines = stream.aiter_lines()
             (before,) = await events(lines, 1)
             await ask(h)
-            (after,) = await events(lines, 1)
+            after = before
+            while not after["now"]["requests"]:  # one a second, however long the answer took
+                (after,) = await events(lines, 1)
             assert before["now"]["requests"] == 0 and after["now"]["requests"] == 1
             h.router.door.admission.draining = True
-            assert await events(lines, 100) == [], "the stream has ended"
+            assert len(await events(lines, 100)) < 100, "the stream has ended"
 
     asyncio.run(check())
 

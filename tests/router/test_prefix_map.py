@@ -39,6 +39,19 @@ def test_matching_does_not_count_as_use_but_recording_does() -> None:
     assert prefixes.matches(chain("b")) == {}
 
 
+def test_no_more_is_kept_than_all_pools_hold() -> None:
+    prefixes = PrefixMap(10)
+    prefixes.record(chain("abcdef"), "one")
+    prefixes.fit(4)
+    assert len(prefixes) == 4
+    assert prefixes.matches(chain("abcdef")) == {"one": 4}
+    prefixes.record(chain("xy"), "two")
+    assert len(prefixes) == 4
+    prefixes.fit(1_000)
+    prefixes.record(chain("abcdefghijklmno"), "one")
+    assert len(prefixes) == 10
+
+
 steps = st.lists(st.tuples(st.text("ab", max_size=6), st.sampled_from("PQR")), max_size=30)
 
 

@@ -65,6 +65,7 @@ COMMON: dict[str, list[Fields]] = {
     "stream_options.include_obfuscation": [{}],
     "priority": [{"priority": -4}],
     "cache_salt": [{"cache_salt": "salty"}],
+    "cache_control": [{"cache_control": {"type": "ephemeral", "ttl": "1h"}}],
     "user": [{"user": "somebody"}],
     "safety_identifier": [{"safety_identifier": "somebody"}],
     "prompt_cache_key": [{"prompt_cache_key": "any"}],
@@ -74,6 +75,7 @@ CHAT_CASES = COMMON | {
     "messages": [
         {"messages": [{"role": "system", "content": "Be brief."}, *CHAT["messages"]]},
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]},
+        {"messages": [CHAT["messages"][0] | {"cache_control": {"type": "ephemeral"}}]},
     ],
     "max_completion_tokens": [{"max_completion_tokens": 12}],
     "logprobs": [{"logprobs": True}],

@@ -271,4 +271,4 @@ def test_a_client_that_falls_silent_is_given_up_and_its_work_cancelled(texts: Te
             assert await h.router.door.drained(DEADLINE_S)
             call.cancel()
 
-    in_house(texts, test, overrides={"router": {"grpc_keepalive_s": 0.3}})
+    in_house(texts, test, overrides={"router": {"grpc_keepalive_s": 1.0}})

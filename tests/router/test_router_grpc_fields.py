@@ -77,6 +77,13 @@ CASES: dict[str, list[Case]] = {
     "stop": [same(stop=["e", "x"])],
     "priority": [same(priority=-3)],
     "cache_salt": [same(cache_salt="salty")],
+    "cache_control": [
+        Case(
+            {"cache_control": {"type": "ephemeral", "ttl": ttl}},
+            {"cache_control": pb.CacheControl(ttl=ttl)},
+        )
+        for ttl in ("5m", "1h")
+    ],
     "user": [same(user="somebody")],
     "include_timings": [same(include_timings=True)],
     "include_stop_str_in_output": [same(include_stop_str_in_output=True, stop=["e"])],
@@ -87,7 +94,15 @@ CASES: dict[str, list[Case]] = {
     "return_prompt_token_ids": [
         Case({"return_token_ids": True}, {"return_prompt_token_ids": True})
     ],
-    "chat.messages": [chatting({})],
+    "chat.messages": [
+        chatting({}),
+        chatting(
+            {"messages": [MESSAGES[0] | {"cache_control": {"type": "ephemeral"}}]},
+            messages=[
+                pb.ChatMessage(role="user", content="Hello", cache_control=pb.CacheControl())
+            ],
+        ),
+    ],
     "chat.add_generation_prompt": [
         chatting({"add_generation_prompt": False}, add_generation_prompt=False)
     ],
@@ -178,6 +193,19 @@ def test_every_field_asks_the_workers_for_the_same_and_tells_the_same(texts: Tex
         ({"sampling": pb.Sampling(use_beam_search=True, top_k=3)}, "top_k"),
         ({"sampling": pb.Sampling(use_beam_search=True), "n": 33}, "n"),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"cache_control": pb.CacheControl(ttl="2h")}, "cache_control"),
+        (
+            {
+                "chat": pb.Chat(
+                    messages=[
+                        pb.ChatMessage(
+                            role="user", content="x", cache_control=pb.CacheControl(ttl="1d")
+                        )
+                    ]
+                )
+            },
+            "cache_control",
+        ),
         (
             {"chat": pb.Chat(messages=CHAT.messages, chat_template_kwargs="[1]")},
             "chat_template_kwargs",

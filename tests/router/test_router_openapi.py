@@ -16,6 +16,7 @@ from fakes_house import MODEL, House, Texts, house
 from fakes_loop_thread import LoopThread
 from fastapi.routing import APIRoute
 from hypothesis import HealthCheck, Phase, given, settings
+from prometheus_client import CollectorRegistry
 from schemathesis.checks import not_a_server_error
 from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import (
@@ -28,6 +29,7 @@ from schemathesis.specs.openapi.checks import (
 
 from core.clock import MonotonicClock
 from core.config import Config
+from router.batch.batch_metrics import BatchMetrics
 from router.batch.batches import Batches
 from router.http.app import HttpSettings, create_app
 from router.http.openapi import openapi_document, operations
@@ -104,7 +106,8 @@ def test_every_route_is_in_the_document_and_nothing_else(texts: Texts) -> None:
         async with house(texts, ready=False) as h:
             settings = HttpSettings(max_body_bytes=1, created=0)
             gatekeeper, config = Gatekeeper(None, open_metrics=True), Config()
-            batches = Batches(config, h.router.door, gatekeeper, MonotonicClock())
+            metrics = BatchMetrics(CollectorRegistry())
+            batches = Batches(config, h.router.door, gatekeeper, metrics, MonotonicClock())
             app = create_app(h.router.door, settings, gatekeeper, batches)
             return {
                 (method.lower(), re.sub(r":path\}", "}", route.path))

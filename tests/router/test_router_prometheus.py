@@ -157,7 +157,7 @@ def test_prometheus_answers_every_query_of_rules_and_dashboards(
 def scraping(port: int) -> str:
     """Our own configuration, but for where the router is, how often it is read, and of what."""
     config = yaml.safe_load((DEPLOY / "prometheus/prometheus.yaml").read_text())
-    config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+    config["global"] = {"scrape_interval": "4s", "evaluation_interval": "1s"}
     config["rule_files"] = [str(DEPLOY / "prometheus/rules.yaml")]
     config["scrape_configs"][0]["static_configs"] = [{"targets": [f"127.0.0.1:{port}"]}]
     return str(yaml.safe_dump(config))

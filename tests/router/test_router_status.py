@@ -143,9 +143,9 @@ def test_a_deadline_ends_the_request_on_both_sides(texts: Texts) -> None:
         assert response.status_code == 408
         assert response.json()["error"]["code"] == "deadline_exceeded"
         await h.p.until(lambda w: len(w.cancels) == 1)
-        assert 0 < h.p.attempts[0].deadline_s <= 0.3
+        assert 0 < h.p.attempts[0].deadline_s <= 1.0
 
-    in_house(texts, test, overrides={"router": {"request_timeout_s": 0.3}})
+    in_house(texts, test, overrides={"router": {"request_timeout_s": 1.0}})
 
 
 def test_two_clients_with_one_request_id_get_their_own_answers(texts: Texts) -> None:

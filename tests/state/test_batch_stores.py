@@ -198,3 +198,28 @@ def test_records_outlive_the_process(open_store: OpenStore) -> None:
             await other.close()
 
     run(open_store, check)
+
+
+def test_what_all_owners_have_is_added_up(open_store: OpenStore) -> None:
+    async def check(store: BatchStore) -> None:
+        empty = await store.totals()
+        assert (empty.num_files, empty.num_file_bytes, dict(empty.num_open)) == (0, 0, {})
+        for owner in ("a", "b", "b"):
+            await store.put_file(a_file(1.0, owner=owner))
+        made = [a_batch(float(now), owner) for now, owner in enumerate("aabb")]
+        for record in made:
+            await store.create_batch(record)
+        epoch = await store.take(made[0].batch_id, ttl_s=LONG_S)
+        assert epoch is not None
+        assert await store.update(dataclasses.replace(made[0], status="completed"), epoch)
+        epoch = await store.take(made[1].batch_id, ttl_s=LONG_S)
+        assert epoch is not None
+        assert await store.update(dataclasses.replace(made[1], status="in_progress"), epoch)
+        await store.ask_cancel(made[2].batch_id, 7)
+        found = await store.totals()
+        assert (found.num_files, found.num_file_bytes) == (3, 30)
+        assert dict(found.num_open) == {"in_progress": 1, "cancelling": 1, "validating": 1}
+        await store.delete_file((await store.files("a"))[0].file_id)
+        assert (await store.totals()).num_file_bytes == 20
+
+    run(open_store, check)

@@ -106,8 +106,8 @@ class FewBytes {
   }
 
   // The values of rows 0 .. n in `to`.
-  void weigh_values(const Reader& reader, Span span, std::int64_t n, const RowSums& to,
-                    TileWalk&) {
+  void weigh_values(const Reader& reader, Span span, std::int64_t n,
+                    const RowSums& to) {
     const Runs values = reader.whole_runs(true, spare_);
     for (std::int64_t dim = 0; dim < d_; dim += kVectorBytes) {
       for (std::int64_t r = 0; r < n;) {

@@ -118,7 +118,7 @@ class FewRows {
     for (std::int64_t r = 0; r < n; ++r) {
       *sums.row(r).total = tile_.weigh(r, keys, *sums.row(r).largest);
     }
-    tile_.weigh_values(reader, keys, n, sums, walk);
+    tile_.weigh_values(reader, keys, n, sums);
     if (job.partials != nullptr) {
       std::copy_n(tile_rows_.begin, n * tile_rows_.row_size,
                   job.partials + (tile - job.first_tile) * n * tile_rows_.row_size);

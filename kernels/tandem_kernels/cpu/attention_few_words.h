@@ -45,9 +45,11 @@ class FewWords {
 
   // Of rows 0 .. n with the keys of `span`.
   void score(const TileReader<T>& reader, Span span, std::int64_t n, TileWalk& walk) {
+    const std::int64_t vectors = (span.end - span.begin) / kLanes;
+    walk.use_tile(fetches_, vectors * 2 * num_words_);
     for (std::int64_t r = 0; r < n; r += kScoreRows) {
       with_count<kScoreRows>(static_cast<int>(n - r), [&](auto rows) {
-        score_block<rows.value>(reader, span, r, walk);
+        score_block<rows.value>(reader, span, r);
       });
     }
   }
@@ -90,17 +92,17 @@ class FewWords {
   }
 
   // The values of rows 0 .. n in `to`.
-  void weigh_values(const TileReader<T>& reader, Span span, std::int64_t n, const RowSums& to,
-                    TileWalk& walk) {
+  void weigh_values(const TileReader<T>& reader, Span span, std::int64_t n,
+                    const RowSums& to) {
     const std::int64_t num_vectors = width_ / kLanes;
     for (std::int64_t r = 0; r < n; r += kBlockRows) {
       with_count<kBlockRows>(static_cast<int>(n - r), [&](auto rows) {
         std::int64_t v = 0;
         for (; v + kGroupVectors <= num_vectors; v += kGroupVectors) {
-          values_block<rows.value, kGroupVectors>(reader, span, r, v * kLanes, to, walk);
+          values_block<rows.value, kGroupVectors>(reader, span, r, v * kLanes, to);
         }
         for (; v < num_vectors; ++v) {
-          values_block<rows.value, 1>(reader, span, r, v * kLanes, to, walk);
+          values_block<rows.value, 1>(reader, span, r, v * kLanes, to);
         }
       });
     }
@@ -119,21 +121,21 @@ class FewWords {
 
   // Not inlined, here and below: among other code, GCC keeps the sums in memory.
   template <int R>
-  [[gnu::noinline]] void score_block(const TileReader<T>& reader, Span span, std::int64_t first,
-                                     TileWalk& walk) {
+  [[gnu::noinline]] void score_block(const TileReader<T>& reader, Span span,
+                                     std::int64_t first) {
     std::int64_t key = span.begin;
 #if defined(TANDEM_AVX512)
     if constexpr (kIsPlain<W, T>) {
       if (d_ % (kHalf * W::kPerWord) == 0) {
         // Two vectors of keys, as one row's sums are too few to hide how long each takes
         for (; R <= 4 && key + 2 * kLanes <= span.end; key += 2 * kLanes) {
-          score_halves<R, 2>(reader, key, first, walk);
+          score_halves<R, 2>(reader, key, first);
         }
-        for (; key < span.end; key += kLanes) score_halves<R, 1>(reader, key, first, walk);
+        for (; key < span.end; key += kLanes) score_halves<R, 1>(reader, key, first);
       }
     }
 #endif
-    for (; key < span.end; key += kLanes) score_vector<R>(reader, key, first, walk);
+    for (; key < span.end; key += kLanes) score_vector<R>(reader, key, first);
     float* scores = scores_ + first * kTile;
     if (!exponents_.capped()) return;
     for (int r = 0; r < R; ++r) {
@@ -145,10 +147,10 @@ class FewWords {
 
   template <int R>
   [[gnu::always_inline]] void score_vector(const TileReader<T>& reader, std::int64_t key,
-                                           std::int64_t first, TileWalk& walk) {
+                                           std::int64_t first) {
     const T* rows[kLanes];
     reader.keys(key, rows);
-    if (first == 0) walk.used(kLanes);
+    if (first == 0) fetches_.step(num_words_);
     const std::uint32_t* queries = queries_ + first * num_words_;
     Floats sums[R] = {};
     for (std::int64_t w = 0; w < num_words_; w += kLanes) {
@@ -180,18 +182,20 @@ class FewWords {
   // The same for V vectors of plain keys whose words are a multiple of kHalf.
   template <int R, int V>
   [[gnu::always_inline]] void score_halves(const TileReader<T>& reader, std::int64_t key,
-                                           std::int64_t first, TileWalk& walk) {
+                                           std::int64_t first) {
     const T* rows[V][kLanes];
 #pragma GCC unroll 2
     for (int v = 0; v < V; ++v) reader.keys(key + v * kLanes, rows[v]);
-    if (first == 0) walk.used(V * kLanes);
-    const std::int64_t num_words = d_ / W::kPerWord;
+    const std::int64_t num_words = d_ / W::kPerWord, step = num_words_ * kHalf / num_words;
     const std::uint32_t* queries = queries_ + first * num_words_;
     Floats sums[R][V] = {};
     for (std::int64_t w = 0; w < num_words; w += kHalf) {
       Words block[V][kHalf];
 #pragma GCC unroll 2
-      for (int v = 0; v < V; ++v) transpose_half(rows[v], w, block[v]);
+      for (int v = 0; v < V; ++v) {
+        transpose_half(rows[v], w, block[v]);
+        if (first == 0) fetches_.step(step);
+      }
 #pragma GCC unroll 8
       for (int i = 0; i < kHalf; ++i) {
 #pragma GCC unroll 8
@@ -213,8 +217,9 @@ class FewWords {
 
   template <int R, int V>
   [[gnu::noinline]] void values_block(const TileReader<T>& reader, Span span, std::int64_t first,
-                                      std::int64_t dim, const RowSums& to,
-                                      TileWalk& walk) {
+                                      std::int64_t dim, const RowSums& to) {
+    // Keys and their values are asked for in steps that weigh the same: about as long as each other
+    const std::int64_t step = first == 0 && dim == 0 ? 2 * num_words_ * W::kPerWord / kLanes : 0;
     Floats sums[R][V];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
@@ -224,12 +229,12 @@ class FewWords {
     for (std::int64_t i = span.begin; i < span.end; i += kLanes) {
       const T* rows[kLanes];
       reader.values(i, rows);
-      if (first == 0 && dim == 0) walk.used(kLanes);
       const std::uint32_t* weights = weights_ + first * kWeightWords + i / W::kPerWord;
 #pragma GCC unroll 2
       for (int k = 0; k < kLanes / W::kPerWord; ++k) {
         Words columns[V];
         W::template columns<V>(rows + k * W::kPerWord, dim, d_, columns);
+        if (step > 0 && k % 2 == 0) fetches_.step(step);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
           const Words weight = weights[r * kWeightWords + k] + Words{};
@@ -255,6 +260,7 @@ class FewWords {
   std::uint32_t* const weights_;  // [rows][kWeightWords]
   float* const scores_;           // [rows][kTile]
   float* const value_scales_;     // [kTile]
+  FetchSteps fetches_;
 };
 
 }  // namespace tandem

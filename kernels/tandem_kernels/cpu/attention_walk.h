@@ -100,14 +100,8 @@ class TileWalk {
     if (++current_ == found_) find_tile();
   }
 
-  // To be told whenever `num_keys` keys of the current tile, or their values, are about to be read.
-  void used(std::int64_t num_keys) {
-    lead_ -= num_keys;
-    // At most twice as fast as what is used up, so that requests don't queue
-    prefetch(2 * num_keys / kRunKeys);
-  }
-
-  // The same for all keys of the tile and their values: sets what to fetch in steps that weigh so much.
+  // To be told before the keys of the current tile and their values are read: sets what to ask for while
+  // it is computed, in steps that weigh so much together. At most twice as much as the tile uses up.
   void use_tile(FetchSteps& steps, std::int64_t total_weight) {
     const Span keys = current().keys.widened();
     const std::int64_t used = 2 * (keys.end - keys.begin);

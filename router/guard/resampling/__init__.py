@@ -1,0 +1,1 @@
+"""Suspicious tokens of an answer, drawn again where a policy's prompt would have changed them."""

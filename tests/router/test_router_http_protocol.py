@@ -1,0 +1,60 @@
+"""The pieces of a stream, framed by us: byte for byte what h11 would have sent."""
+
+from __future__ import annotations
+
+import h11
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.http.protocol import StreamingConnection
+
+GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+def answered(
+    connection: h11.Connection, asked: bytes, length: int | None, pieces: list[bytes]
+) -> list[bytes]:
+    """What each event of two answers in a row becomes on the wire."""
+    sent: list[bytes] = []
+    while connection.our_state is not h11.MUST_CLOSE and len(sent) <= len(pieces) + 2:
+        connection.receive_data(asked)
+        assert isinstance(connection.next_event(), h11.Request)
+        assert isinstance(connection.next_event(), h11.EndOfMessage)
+        headers = [] if length is None else [("content-length", str(length))]
+        head = h11.Response(status_code=200, headers=headers, reason=b"OK")
+        for event in (head, *(h11.Data(data=piece) for piece in pieces), h11.EndOfMessage()):
+            sent.append(connection.send(event) or b"")
+        if connection.our_state is h11.DONE:
+            connection.start_next_cycle()
+    return sent
+
+
+@pytest.mark.parametrize("has_length", [False, True])
+@pytest.mark.parametrize("asked", [GET, GET.replace(b"1.1", b"1.0")])
+@given(pieces=st.lists(st.binary(max_size=40), max_size=5))
+def test_an_answer_is_what_h11_makes_of_it(
+    asked: bytes, has_length: bool, pieces: list[bytes]
+) -> None:
+    length = sum(map(len, pieces)) if has_length else None
+    ours, theirs = (
+        answered(connection, asked, length, pieces)
+        for connection in (StreamingConnection(h11.SERVER), h11.Connection(h11.SERVER))
+    )
+    assert ours == theirs
+
+
+def test_the_head_of_an_answer_has_no_body() -> None:
+    asked = GET.replace(b"GET", b"HEAD")
+    ours, theirs = (
+        answered(connection, asked, None, [b"", b""])
+        for connection in (StreamingConnection(h11.SERVER), h11.Connection(h11.SERVER))
+    )
+    assert ours == theirs
+
+
+def test_a_piece_after_the_end_is_refused() -> None:
+    connection = StreamingConnection(h11.SERVER)
+    answered(connection, GET, None, [b"piece"])
+    with pytest.raises(h11.LocalProtocolError):
+        connection.send(h11.Data(data=b"more"))
