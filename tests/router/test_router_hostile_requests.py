@@ -68,6 +68,8 @@ def num_faults(kind: type[BaseModel], body: str) -> int:
         kind.model_validate_json(body)
     except ValidationError as error:
         return error.error_count()
+    except BadRequestError:  # a part of it that names its fault itself
+        return 1
     return 0
 
 
