@@ -21,4 +21,4 @@ def assert_none_left(before: set[str]) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while left := names() - before:
         assert time.monotonic() < deadline, left
-        time.sleep(0.05)
+        time.sleep(0.05)  # nobody tells when a name of another process goes
