@@ -34,8 +34,13 @@ class RayOpening:
     def __init__(self, config: ClusterConfig, *, num_cpus: int) -> None:
         self.temp_dir = new_temp_dir(config)
         """Where a private cluster will put its files; None where an existing one is joined."""
+        self._is_closing = threading.Event()
         self._open = functools.partial(
-            open_session, config, num_cpus=num_cpus, temp_dir=self.temp_dir
+            open_session,
+            config,
+            num_cpus=num_cpus,
+            temp_dir=self.temp_dir,
+            is_wanted=lambda: not self._is_closing.is_set(),
         )
         self.left_behind = False
         """Whether a start may still be under way in native code: end the process, not Python."""
@@ -43,7 +48,7 @@ class RayOpening:
         self._closed = threading.Event()
 
     async def session(self) -> RaySession:
-        """Opens it, once. Raises ConfigError if there is no cluster at the address."""
+        """Opens it, once. Raises what `open_session` raises."""
         result: Future[RaySession] = Future()
         result.set_running_or_notify_cancel()
         threading.Thread(target=self._run, args=(result,), name="ray start", daemon=True).start()
@@ -52,6 +57,7 @@ class RayOpening:
 
     async def close(self) -> None:
         """Disconnects, and ends a private cluster with all its processes and files."""
+        self._is_closing.set()
         opened = self._opened
         if opened is not None:
             await asyncio.wait({opened}, timeout=SETTLE_TIMEOUT_S)

@@ -12,6 +12,7 @@ import socket
 import tempfile
 import threading
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,9 @@ from ray._common.usage.usage_lib import set_usage_stats_enabled_via_env_var
 
 from cluster import litter
 from core.config import ClusterConfig
-from core.errors import ConfigError
+from core.errors import ConfigError, TandemError
+
+log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 5.0
 SHUTDOWN_TIMEOUT_S = 2.5
@@ -29,6 +32,12 @@ LAST_FILES_S = 0.5
 """A Ray that is ending writes files once more after its directory has gone."""
 OBJECT_STORE_BYTES = 80 * 1024 * 1024
 """Just above the least that Ray accepts."""
+
+
+class RayStartError(TandemError):
+    """A private Ray did not start, twice over; nothing of it is left."""
+
+    code = "ray_start_failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +69,26 @@ def new_temp_dir(config: ClusterConfig) -> Path | None:
     return Path(tempfile.mkdtemp(prefix="tandem-")) if config.ray_address is None else None
 
 
-def open_session(config: ClusterConfig, *, num_cpus: int, temp_dir: Path | None) -> RaySession:
+def open_session(
+    config: ClusterConfig,
+    *,
+    num_cpus: int,
+    temp_dir: Path | None,
+    is_wanted: Callable[[], bool] = lambda: True,
+) -> RaySession:
     """Connects to `ray_address`, or starts a private cluster that offers `num_cpus`.
 
     `temp_dir` is what `new_temp_dir` returned: known before anything lies in it, so that whoever
     ends this process meanwhile can clean up. Blocks for seconds. Raises ConfigError if there is no
-    cluster at the address.
+    cluster at the address, RayStartError if a private one does not start at the second try either;
+    there is none if `is_wanted` says so by then.
     """
     set_usage_stats_enabled_via_env_var(False)
     namespace = f"tandem-{uuid.uuid4().hex[:8]}"
     if config.ray_address is not None:
         return _join(config.ray_address, namespace)
     assert temp_dir is not None
-    return _start(namespace, num_cpus, temp_dir)
+    return _start(namespace, num_cpus, temp_dir, is_wanted)
 
 
 def _join(address: str, namespace: str) -> RaySession:
@@ -97,7 +113,30 @@ def _check_listening(address: str) -> None:
         raise ConfigError(f"cluster.ray_address = {address!r}: {error}") from None
 
 
-def _start(namespace: str, num_cpus: int, temp_dir: Path) -> RaySession:
+def _start(
+    namespace: str, num_cpus: int, temp_dir: Path, is_wanted: Callable[[], bool]
+) -> RaySession:
+    """Ray gives its first processes 30 s, which is little where the machine or its disk is busy;
+    and it forks, whereupon a child now and then stands still before it is one of them."""
+    try:
+        return _try_start(namespace, num_cpus, temp_dir)
+    except Exception as error:  # Ray itself raises nothing narrower
+        if not is_wanted():
+            raise
+        log.warning("Ray did not start, trying once more: %s", _first_line(error))
+    temp_dir.mkdir(mode=0o700, exist_ok=True)
+    try:
+        return _try_start(namespace, num_cpus, temp_dir)
+    except Exception as error:  # noqa: BLE001 - as above
+        raise RayStartError(
+            f"Ray did not start, twice over: {_first_line(error)} Try again when this machine is "
+            "less busy; or start Ray yourself (`ray start --head`) and name it with "
+            "`cluster.ray_address=127.0.0.1:6379`"
+        ) from None
+
+
+def _try_start(namespace: str, num_cpus: int, temp_dir: Path) -> RaySession:
+    """Leaves nothing behind if it fails."""
     try:
         ray.init(
             num_cpus=num_cpus,
@@ -112,7 +151,12 @@ def _start(namespace: str, num_cpus: int, temp_dir: Path) -> RaySession:
             _system_config={"worker_niceness": 0},
         )
     except BaseException:
-        ray.shutdown()
-        litter.remove(temp_dir)
+        RaySession("", temp_dir).close()
         raise
     return RaySession(ray.get_runtime_context().gcs_address, temp_dir)
+
+
+def _first_line(error: Exception) -> str:
+    """As a sentence."""
+    line = next(iter(str(error).splitlines()), "") or type(error).__name__
+    return line if line.endswith(".") else f"{line}."

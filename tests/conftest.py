@@ -58,12 +58,7 @@ def ray_session() -> Iterator[RaySession]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", fakes_process.IMPORT_PATH)  # actors import stand-ins
         config = ClusterConfig()
-        try:
-            session = open_session(config, num_cpus=8, temp_dir=new_temp_dir(config))
-        except RuntimeError:
-            # Ray forks, and tests before may have left threads within gRPC: then a child now and
-            # then stands still before it has become Ray's first process. Nothing else forks so.
-            session = open_session(config, num_cpus=8, temp_dir=new_temp_dir(config))
+        session = open_session(config, num_cpus=8, temp_dir=new_temp_dir(config))
     try:
         yield session
     finally:

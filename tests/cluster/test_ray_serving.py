@@ -45,14 +45,35 @@ except TandemError as error:
 """
 
 
+UNREGISTERED = """
+import os, time
+from pathlib import Path
+from ray._private import services
+get_node = services.get_node
+times_left = {times}
+def get_node_in_time(*arguments):
+    global times_left
+    while not os.path.exists({may_fail!r}):
+        time.sleep(0.02)
+    if not times_left:
+        return get_node(*arguments)
+    times_left -= 1
+    raise Exception("The current node timed out during startup. It could happen.\\nMore of it.")
+services.get_node = get_node_in_time
+"""
+"""A Ray whose processes run, but who don't hear of each other in time, so many times."""
+
+
+MAY_FAIL = "may-fail"
 PATIENT = ("worker.heartbeat_s=5", "state.timeout_s=20")
 """A process that gets no core for a while stays a member, is not replaced, and waits for others."""
 
 
 @contextlib.contextmanager
-def serving(root: Path, maker: str, *overrides: str) -> Iterator[Child]:
+def serving(root: Path, maker: str, *overrides: str, before: str = "") -> Iterator[Child]:
+    """`before` is Python that runs first."""
     settings = [f"cluster.run_dir={root}", *PATIENT, *overrides]
-    with child([*python(SERVE), maker, *settings]) as started:
+    with child([*python(before + SERVE), maker, *settings]) as started:
         try:
             yield started
         finally:
@@ -174,6 +195,44 @@ def test_a_signal_while_ray_starts_leaves_nothing_either(
         assert started.end() == 0
         assert "progress prefill-0" not in started.output
         assert_nothing_left(run, tmp_path, shared_memory)
+
+
+def test_a_ray_that_is_late_is_started_once_more(tmp_path: Path, shared_memory: set[str]) -> None:
+    with serving(tmp_path, "make_worker", before=unregistered(tmp_path, times=1)) as started:
+        started.wait_for("progress ray starting")
+        run = the_run(tmp_path)
+        (tmp_path / MAY_FAIL).touch()
+        started.wait_for("trying once more: The current node timed out")
+        started.wait_for("serving")
+        assert num_raylets(Path(run.temp_dir)) == 1, "the first is gone"
+        assert Path(run.temp_dir).stat().st_mode & 0o077 == 0
+        started.process.send_signal(signal.SIGTERM)
+        assert started.end() == 0
+        assert_nothing_left(run, tmp_path, shared_memory)
+
+
+def test_a_ray_that_is_late_twice_is_told_in_one_line_and_leaves_nothing(
+    tmp_path: Path, shared_memory: set[str]
+) -> None:
+    with serving(tmp_path, "make_worker", before=unregistered(tmp_path, times=2)) as started:
+        started.wait_for("progress ray starting")
+        run = the_run(tmp_path)
+        (tmp_path / MAY_FAIL).touch()
+        assert started.end() == 1
+        assert "Traceback" not in started.output
+        (told,) = (line for line in started.lines if "refused: " in line)
+        assert "timed out during startup. It could happen. Try again" in told
+        assert "`ray start --head`" in told
+        assert_nothing_left(run, tmp_path, shared_memory)
+
+
+def unregistered(root: Path, *, times: int) -> str:
+    return UNREGISTERED.format(times=times, may_fail=str(root / MAY_FAIL))
+
+
+def num_raylets(temp_dir: Path) -> int:
+    commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in litter.processes_of(temp_dir)]
+    return sum(command.split(b"\0")[0].endswith(b"/raylet") for command in commands)
 
 
 def test_a_start_that_is_refused_names_the_reason_and_leaves_nothing(
