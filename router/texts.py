@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from core.errors import BadRequestError, ContextLengthError
 from core.request import PinnedPrefix
+from router.bounded_threads import BoundedThreads
 from router.dialect import Dialect, markers_kept, prompt_tail
 from router.life.choice import Choice
 from router.message.thoughts import Thinking
@@ -25,8 +26,11 @@ from text.tokenizer import Tokenizer
 
 INLINE_CHARACTERS = 1_000
 """Below this a tokenisation (0.3 us a character) is about as short as the hop to a thread and
-back (0.1-0.2 ms on a busy machine), so threads would only add to the time to the first token.
-Detokenising is always done inline: 3 us a token."""
+back (0.1-0.2 ms on a busy machine), so threads would only add to the time to the first token."""
+
+INLINE_TOKENS = 100
+"""The same for detokenising, which takes 3 us a token. Answers are always detokenised inline: they
+come by few tokens."""
 
 MESSAGE_CHARACTERS = 32
 """What a template writes around each message, more or less."""
@@ -61,6 +65,7 @@ class Texts:
         self._trusts_templates = trusts_templates
         self._max_model_len = max_model_len
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenize")
+        self._counting = BoundedThreads(max(1, num_threads // 2), name="count")
 
     async def encode(
         self,
@@ -75,10 +80,21 @@ class Texts:
         if isinstance(prompt, tuple):
             return prompt
         encode = functools.partial(self._encode, prompt, add_special_tokens)
-        # A client's template has to be compiled
-        is_short = _num_characters(prompt) <= INLINE_CHARACTERS
-        own_template = isinstance(prompt, ChatPrompt) and prompt.template is not None
-        return await self._run(encode, inline=is_short and not own_template)
+        return await self._run(encode, inline=_is_short(prompt))
+
+    async def encode_to_count(
+        self, prompt: ChatPrompt | str, add_special_tokens: bool | None = None
+    ) -> tuple[int, ...]:
+        """As `encode`, for who wants nothing but the tokens: in threads of their own, so that no
+        prompt waits behind them. Raises OverloadedError, too, when too many wait for these."""
+        encode = functools.partial(self._encode, prompt, add_special_tokens)
+        return encode() if _is_short(prompt) else await self._counting.run(encode)
+
+    async def decode_to_count(self, token_ids: Sequence[int]) -> str:
+        """The text of these ids, special tokens included. Raises OverloadedError."""
+        decode = functools.partial(self.tokenizer.decode, token_ids, skip_special_tokens=False)
+        is_short = len(token_ids) <= INLINE_TOKENS
+        return decode() if is_short else await self._counting.run(decode)
 
     async def pinned_prefixes(
         self,
@@ -91,8 +107,7 @@ class Texts:
         if isinstance(prompt, ChatPrompt) and prompt.breakpoints:
             special = bool(spec.add_special_tokens)
             find = functools.partial(self._marked_prefixes, prompt, token_ids, special)
-            inline = _num_characters(prompt) <= INLINE_CHARACTERS and prompt.template is None
-            prefixes += await self._run(find, inline=inline)
+            prefixes += await self._run(find, inline=_is_short(prompt))
         if spec.cache_ttl_s is not None:
             prefixes.append(PinnedPrefix(len(token_ids), spec.cache_ttl_s))
         return prefixes
@@ -152,6 +167,7 @@ class Texts:
     def close(self) -> None:
         self._grammars.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._counting.close()
 
     async def _run(self, action: Callable[[], T], *, inline: bool) -> T:
         if inline:
@@ -213,6 +229,13 @@ class Texts:
 def _goes_on(prompt: ChatPrompt | str | tuple[int, ...]) -> bool:
     """Whether the answer is the same text as the prompt, so that it may begin with a space."""
     return prompt.continue_final_message if isinstance(prompt, ChatPrompt) else True
+
+
+def _is_short(prompt: ChatPrompt | str) -> bool:
+    """Whether to encode it takes no longer than to hand it to a thread."""
+    if isinstance(prompt, ChatPrompt) and prompt.template is not None:
+        return False  # a client's template has to be compiled
+    return _num_characters(prompt) <= INLINE_CHARACTERS
 
 
 def _num_characters(prompt: ChatPrompt | str) -> int:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
-from core.errors import BadRequestError, DeadlineError
+from core.errors import BadRequestError, DeadlineError, TandemError
 from router.door import Door
-from router.limits import check_model
 from router.request_spec import ChatPrompt
+from router.tenants.call import current_call
+from router.visit import FINISHED, Served
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,30 +33,52 @@ class Tokens:
 
 
 async def tokenize(door: Door, spec: TokenizeSpec) -> Tokens:
-    """Raises BadRequestError, ModelNotFoundError, DeadlineError, and ContextLengthError for a text
-    that no encoding of it would fit the model."""
-    _check_model(door, spec.model)
+    """Raises BadRequestError, ContextLengthError for a text that no encoding of it would fit the
+    model, and what `_visiting` raises."""
+    async with _visiting(door, spec.model):
+        ids = await door.texts.encode_to_count(spec.prompt, spec.add_special_tokens)
+        return Tokens(ids, tuple(door.texts.tokenizer.token_string(i) for i in ids))
+
+
+async def detokenize(door: Door, ids: Sequence[int], *, model: str | None = None) -> str:
+    """Raises BadRequestError for ids outside the vocabulary or more than fit the model, and what
+    `_visiting` raises."""
+    async with _visiting(door, model):
+        limit, vocab_size = door.settings.max_model_len, door.settings.vocab_size
+        if len(ids) > limit:
+            raise BadRequestError(f"tokens has {len(ids)} ids, more than {limit}", param="tokens")
+        if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+            raise BadRequestError(
+                f"tokens holds a token id outside 0 to {vocab_size - 1}", param="tokens"
+            )
+        return await door.texts.decode_to_count(ids)
+
+
+@contextlib.asynccontextmanager
+async def _visiting(door: Door, model: str | None) -> AsyncIterator[None]:
+    """A request of its key's, with a place in the house, that has no tokens to be charged.
+
+    Raises what `Visit.enter` and `Visit.charge` raise, OverloadedError, DeadlineError.
+    """
+    call = current_call()
+    timeout_s = door.settings.request_timeout_s
+    if call.timeout_s is not None:
+        timeout_s = min(timeout_s, call.timeout_s)
+    visit = door.enter(door.settings.model if model is None else model, call)
+    outcome = "internal_error"
     try:
-        async with asyncio.timeout(door.settings.request_timeout_s):
-            ids = await door.texts.encode(spec.prompt, spec.add_special_tokens)
+        async with asyncio.timeout(timeout_s):
+            await visit.charge(0, lease_s=timeout_s)
+            yield
+        outcome = FINISHED
     except TimeoutError:
-        raise DeadlineError("the deadline passed before the text was tokenised") from None
-    return Tokens(ids, tuple(door.texts.tokenizer.token_string(i) for i in ids))
-
-
-def detokenize(door: Door, ids: Sequence[int], *, model: str | None = None) -> str:
-    """Raises BadRequestError for ids outside the vocabulary, ModelNotFoundError."""
-    _check_model(door, model)
-    limit, vocab_size = door.settings.max_model_len, door.settings.vocab_size
-    if len(ids) > limit:
-        raise BadRequestError(f"tokens has {len(ids)} ids, more than {limit}", param="tokens")
-    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
-        raise BadRequestError(
-            f"tokens holds a token id outside 0 to {vocab_size - 1}", param="tokens"
-        )
-    return door.texts.tokenizer.decode(ids, skip_special_tokens=False)
-
-
-def _check_model(door: Door, model: str | None) -> None:
-    if model is not None:
-        check_model(model, door.settings.model)
+        outcome = DeadlineError.code
+        raise DeadlineError("the deadline passed before the answer was there") from None
+    except TandemError as error:
+        outcome = error.code
+        raise
+    except asyncio.CancelledError:
+        outcome = "cancelled"
+        raise
+    finally:
+        door.leave(outcome, None, visit, Served(0, 0, 0))

@@ -55,7 +55,8 @@ class RouterConfig(Section):
     no_worker_timeout_s: PositiveFloat = 10.0
     """How long a request waits for a pair to exist before it is answered 503."""
     tokenizer_threads: PositiveInt = 2
-    """Threads that tokenise prompts and render templates."""
+    """Threads that tokenise prompts and render templates; half as many more, at least one, work for
+    `/tokenize` and `/detokenize`."""
     prefix_affinity_weight: Annotated[float, Field(ge=0)] = 1.0
     """How many waiting prompt tokens one cached prompt token outweighs; 0 routes by load alone."""
     trust_request_chat_template: bool = False

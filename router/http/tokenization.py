@@ -77,4 +77,5 @@ def add_tokenization(app: FastAPI, door: Door, *, max_body_bytes: int) -> None:
     @app.post("/v1/detokenize")
     async def detokenize_ids(request: Request) -> Response:
         body = await read_body(request, DetokenizeBody, max_body_bytes=max_body_bytes)
-        return JSONResponse({"prompt": detokenize(door, body.tokens, model=body.model)})
+        text = await detokenize(door, body.tokens, model=body.model)
+        return JSONResponse({"prompt": text})

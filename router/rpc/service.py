@@ -92,7 +92,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     ) -> pb.DetokenizeReply:
         await _name(context)
         async with faults_told(context):
-            text = detokenize(self._door, request.ids, model=request.model or None)
+            text = await detokenize(self._door, request.ids, model=request.model or None)
         return pb.DetokenizeReply(text=text)
 
 
