@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from core.errors import BadRequestError, OverloadedError
 from router.batch.shelf import Shelf, is_id
@@ -100,13 +99,15 @@ class Library:
             raise FileMissingError(f"there is no file {file_id[:64]!r}", param="file_id")
         return record
 
-    async def content(self, owner: str, file_id: str) -> Path:
-        """Where the file's bytes lie. Raises FileMissingError."""
+    async def content(self, owner: str, file_id: str) -> BinaryIO:
+        """The file's bytes, to be closed; whole even if it is deleted now. Raises
+        FileMissingError."""
         record = await self.get(owner, file_id)
-        path = self._shelf.path(record.file_id)
-        if not path.is_file():
-            raise FileMissingError(f"the bytes of {file_id} are not here", param="file_id")
-        return path
+        try:
+            return self._shelf.path(record.file_id).open("rb")
+        except FileNotFoundError:
+            missing = f"the bytes of {file_id} are not here"
+            raise FileMissingError(missing, param="file_id") from None
 
     async def files(self, owner: str) -> list[FileRecord]:
         """The oldest first."""

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import FileResponse, JSONResponse
+from fastapi.responses import JSONResponse
 from starlette.datastructures import QueryParams
-from starlette.types import Receive, Scope, Send
 
 from core.errors import BadRequestError
 from router.batch.batches import Batches
 from router.batch.library import file_json
 from router.http.batches import limit_of, listed
 from router.http.body import BodyTooLargeError
-from router.http.reply import SEND_TIMEOUT_S, WatchedSend, until_disconnect
+from router.http.file_reply import file_reply
 from router.tenants.call import current_call
 from state.batches import FileRecord
 
@@ -48,18 +47,9 @@ def add_files(app: FastAPI, batches: Batches) -> None:
         return JSONResponse({"id": file_id, "object": "file", "deleted": True})
 
     @app.get("/v1/files/{file_id}/content")
-    async def content(file_id: str) -> Response:
-        path = await batches.library.content(current_call().tenant, file_id)
-        return _WatchedFile(path, media_type="application/octet-stream")
-
-
-class _WatchedFile(FileResponse):
-    """Its client is given up when it goes, or reads no more."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        watched = WatchedSend(send)
-        work = super().__call__(scope, receive, watched)
-        await until_disconnect(receive, work, watched.stalled(SEND_TIMEOUT_S))
+    async def content(request: Request, file_id: str) -> Response:
+        file = await batches.library.content(current_call().tenant, file_id)
+        return file_reply(file, f'"{file_id}"', request.headers)
 
 
 def _page(found: list[FileRecord], query: QueryParams) -> list[FileRecord]:

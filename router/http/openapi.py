@@ -30,6 +30,7 @@ ERRORS = {
     409: "Several requests have this name, or what is named is not in the state for it.",
     413: "The body is too large.",
     415: "The body is no JSON.",
+    416: "The file ends before the range begins.",
     429: "Everything is full; come back after `retry-after` seconds.",
     499: "The request was cancelled.",
     503: "Nobody can serve it now; `code` says why: no_worker, draining, worker_lost, ...",
@@ -200,7 +201,7 @@ def _of_batches() -> list[Operation]:
             method="get",
             path=f"{file}/content",
             summary="A file's bytes",
-            errors=(404,),
+            errors=(400, 404, 416),
             is_bytes=True,
         ),
         _post(
