@@ -16,11 +16,13 @@ from pathlib import Path
 
 from bench.chaos.process import ManagedProcess, Program, command_of, send_signal, session_members
 from bench.chaos.second_node import SecondNode
+from bench.client import ServerError
 from bench.tandem_server import free_port
 
 HEAD, FAR = "head", "far"
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024
 _START_TIMEOUT_S = 240.0
+_START_TRIES = 3
 _STOP_GRACE_S = 30.0
 _READY = "Ray runtime started"
 _QUIET = ("--include-dashboard", "false", "--system-config", '{"worker_niceness": 0}')
@@ -71,9 +73,16 @@ class RayNodes:
         await self.cable.close()
 
     async def _start(self, name: str) -> None:
-        live = await ManagedProcess.start(self._program(name), self._logs / f"ray-{name}.log")
-        self._live[name] = live
-        await live.until_ready(_START_TIMEOUT_S)
+        """Once more where Ray gave up: it gives a raylet 30 s, which a machine at work exceeds."""
+        for tries_left in reversed(range(_START_TRIES)):
+            live = await ManagedProcess.start(self._program(name), self._logs / f"ray-{name}.log")
+            self._live[name] = live
+            try:
+                return await live.until_ready(_START_TIMEOUT_S)
+            except ServerError:
+                if not tries_left:
+                    raise
+                await live.kill()
 
     def _program(self, name: str) -> Program:
         ray = (*self.prefix, sys.executable, "-m", "ray.scripts.scripts", "start", "--block")
