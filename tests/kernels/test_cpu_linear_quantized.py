@@ -147,6 +147,33 @@ def test_extreme_rows_are_right_or_not_finite(
         assert torch.equal(linear(x[row + 3 : row + 4]), y[row + 3 : row + 4])
 
 
+@pytest.mark.parametrize("group_size", [0, 64], ids=["channel", "64"])
+@pytest.mark.parametrize("num_columns", [512, 1023])
+def test_int8_sums_of_the_largest_numbers_overflow_in_no_batch(
+    library: ctypes.CDLL, group_size: int, num_columns: int
+) -> None:
+    signs = torch.ones(5, num_columns)
+    signs[1] = -1
+    signs[2, 1::2] = -1
+    signs[3, 2::4] = -1
+    signs[4] = torch.randn(num_columns).sign()
+    values = torch.where(signs > 0, 127, -128).to(torch.int8)
+    values = torch.cat([values, values.flip(0), torch.full((30, num_columns), -128)]).to(torch.int8)
+    scales = torch.ones(40, -(-num_columns // (group_size or num_columns)))
+    weight = QuantizedWeight("int8", values, scales, None, group_size or num_columns)
+    linear = packed(library, weight, torch.float32)
+    library.tandem_set_num_threads(1)
+    # The largest that 16 bits hold, so nothing is rounded before sums are added up
+    alone = torch.cat([linear(32767 * signs[i : i + 1]) for i in range(5)])
+    exact = 32767 * signs.double() @ values.double().T
+    # A unit's whole number is rounded to float32, and so is its addition to the others
+    roundings = 2 * -(-num_columns // (group_size or 512))
+    assert (alone - exact).abs().max() <= roundings * 2**-24 * 128 * 32767 * num_columns
+    for num_rows in (*range(1, 8), 12, 13, 25, 40):
+        rows = torch.arange(num_rows) % 5
+        assert torch.equal(linear(32767 * signs[rows]), alone[rows])
+
+
 @each_dtype
 def test_int8_activations_round_finer_than_bfloat16(
     library: ctypes.CDLL, dtype: torch.dtype
