@@ -85,6 +85,23 @@ def test_all_that_equal_the_largest_are_exact(library: ctypes.CDLL) -> None:
     assert_same_largest(found, every)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("num_rows", [4, 33, 100])
+def test_the_first_of_the_largest_is_that_of_all_outputs(
+    library: ctypes.CDLL, num_rows: int, threads: int
+) -> None:
+    weight = random_head((4_096, 64))
+    weight.values[2_048:] = weight.values[:2_048]
+    weight.scales[2_048:] = weight.scales[:2_048]
+    linear, screen = packed(library, weight)
+    x = torch.randn(num_rows, 64).to(torch.bfloat16)
+    library.tandem_set_num_threads(threads)
+    every, found = linear(x), screen.largest(x)
+    assert_same_largest(found, every)
+    assert torch.equal(found.argmax(-1), every.argmax(-1))
+    assert bool((found == found.amax(-1, keepdim=True)).sum(-1).ge(2).all())
+
+
 def test_margins_smaller_than_rounding_to_bytes_are_told_apart(library: ctypes.CDLL) -> None:
     weight = random_head((640, 576))
     weight.values[:] = weight.values[0]

@@ -3,7 +3,7 @@
 //     pack     a row to 16 bits, as ever, and these to bytes beside it
 //     screen   panel by panel: approximate outputs, the most any of them may be, and the least that
 //              the row's largest is
-//     settle   row by row: panels that may reach that least
+//     settle   panel by panel: rows that may reach that least there
 #include "linear_screen.h"
 
 #include <cmath>
@@ -92,7 +92,7 @@ struct ScreenTile {
   std::int64_t num_rows;
   std::int64_t y_stride;
   std::int64_t columns;
-  float* most;   // [rows], of the panel
+  float* most;   // [rows], of the panel; kLeast where that is below `least`
   float* least;  // [rows], raised to what the panel's largest output is at least
 };
 
@@ -142,6 +142,12 @@ void screen_rows(const Layout& layout, const ScreenTile& tile, std::int64_t firs
     sums += kPanelColumns;
   }
   const ScaleLoader scale_loader(layout);
+  Floats scales[kVectors], lengths[kVectors];
+#pragma GCC unroll 8
+  for (int v = 0; v < kVectors; ++v) {
+    scales[v] = scale_loader.load(tile.panel, v);
+    lengths[v] = load(tile.lengths + v * kLanes);
+  }
 #pragma GCC unroll 12
   for (int r = 0; r < R; ++r) {
     const std::int64_t at = first + r;
@@ -151,12 +157,12 @@ void screen_rows(const Layout& layout, const ScreenTile& tile, std::int64_t firs
     for (int v = 0; v < kVectors; ++v) {
       const std::int64_t count = std::min<std::int64_t>(tile.columns - v * kLanes, kLanes);
       if (count <= 0) continue;
-      const Floats output = outputs[r][v] * scale_loader.load(tile.panel, v) * broadcast(row.step);
-      const Floats error = load(tile.lengths + v * kLanes) * broadcast(row.error);
+      const Floats output = outputs[r][v] * scales[v] * broadcast(row.step);
+      const Floats error = lengths[v] * broadcast(row.error);
       Floats high = output + error, low = output - error;
       float* y = tile.y + at * tile.y_stride + v * kLanes;
       if (count == kLanes) {
-        store(y, output);
+        stream(y, output);  // rows lie a multiple of pages apart: in a cache they would evict each other
       } else {
         store_some(y, output, count);
         for (std::int64_t i = count; i < kLanes; ++i) high[i] = low[i] = kLeast;
@@ -164,8 +170,13 @@ void screen_rows(const Layout& layout, const ScreenTile& tile, std::int64_t firs
       most = larger(high, most);
       least = larger(low, least);
     }
-    tile.most[at] = largest_lane(most);
-    tile.least[at] = std::max(tile.least[at], largest_lane(least));
+    // Few panels reach what an earlier one has: most are done with one comparison.
+    if (all_below(most, tile.least[at])) {
+      tile.most[at] = kLeast;
+    } else {
+      tile.most[at] = largest_lane(most);
+      tile.least[at] = std::max(tile.least[at], largest_lane(least));
+    }
   }
 }
 
@@ -218,9 +229,11 @@ class Screening {
 
   void run() const {
     parallel_parts(static_cast<int>(parts_), [&](int part) { screen(part); });
-    parallel_ranges(rows_, 1, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t r = begin; r < end; ++r) settle(r);
-    });
+    for (std::int64_t part = 1; part < parts_; ++part) {
+      const float* least = least_ + part * rows_;
+      for (std::int64_t r = 0; r < rows_; ++r) least_[r] = std::max(least_[r], least[r]);
+    }
+    parallel_parts(static_cast<int>(parts_), [&](int part) { settle(part); });
   }
 
  private:
@@ -245,20 +258,37 @@ class Screening {
                             y_ + column, rows_, linear_.out_features, columns_of(panel),
                             most_ + panel * rows_, least});
     }
+    finish_streams();
   }
 
-  void settle(std::int64_t r) const {
-    float least = kLeast;
-    for (std::int64_t part = 0; part < parts_; ++part) {
-      least = std::max(least, least_[part * rows_ + r]);
+  bool is_wanted(std::int64_t panel, std::int64_t r) const {
+    return !(most_[panel * rows_ + r] < least_[r]);
+  }
+
+  // The first of [begin, end) that some row wants in full; `end` if there is none.
+  std::int64_t next_wanted(std::int64_t begin, std::int64_t end) const {
+    for (std::int64_t panel = begin; panel < end; ++panel) {
+      for (std::int64_t r = 0; r < rows_; ++r) {
+        if (is_wanted(panel, r)) return panel;
+      }
     }
+    return end;
+  }
+
+  // A panel comes from memory once, for all rows that want it, while the one before is multiplied.
+  void settle(std::int64_t part) const {
     const TileFunction multiply = tile_functions(linear_).multiply;
-    for (std::int64_t panel = 0; panel < layout_.panels; ++panel) {
-      if (most_[panel * rows_ + r] < least) continue;
+    const Range panels = share(layout_.panels, part, parts_);
+    std::int64_t next;
+    for (std::int64_t panel = next_wanted(panels.begin, panels.end); panel < panels.end; panel = next) {
+      next = next_wanted(panel + 1, panels.end);
       const std::int64_t column = panel * kPanelColumns;
-      multiply(layout_, {packed_row(r), panel_at(panel), nullptr, nullptr,
-                         y_ + r * linear_.out_features + column, 1, linear_.out_features,
-                         columns_of(panel), ElementType::kFloat32, panel_at(panel), kWordsBytes});
+      for (std::int64_t r = 0; r < rows_; ++r) {
+        if (!is_wanted(panel, r)) continue;
+        multiply(layout_, {packed_row(r), panel_at(panel), nullptr, nullptr,
+                           y_ + r * linear_.out_features + column, 1, linear_.out_features,
+                           columns_of(panel), ElementType::kFloat32, panel_at(next), kWordsBytes});
+      }
     }
   }
 
@@ -273,7 +303,7 @@ class Screening {
   float* scales_;          // [pieces][rows]
   ScreenRow* screened_;    // [rows]
   float* most_;            // [panels][rows]
-  float* least_;           // [parts][rows]
+  float* least_;           // [parts][rows]; before `settle` the first part's become those of all
 };
 
 }  // namespace

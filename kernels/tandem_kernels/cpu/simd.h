@@ -65,6 +65,21 @@ inline Floats load(const Bfloat16* from) {
 
 inline void store(float* to, Floats values) { std::memcpy(to, &values, sizeof values); }
 
+// Past the caches, where the CPU can and `to` is a whole line's start: for much that is written once and
+// read much later. Others see it after `finish_streams`.
+inline void stream(float* to, Floats values) {
+#if defined(TANDEM_AVX512)
+  if (reinterpret_cast<std::uintptr_t>(to) % sizeof values == 0) return _mm512_stream_ps(to, values);
+#endif
+  store(to, values);
+}
+
+inline void finish_streams() {
+#if defined(TANDEM_AVX512)
+  _mm_sfence();
+#endif
+}
+
 // Rounds to nearest, ties to even; NaN stays NaN. What is too small for an exponent of its own may
 // become 0.
 inline void store(Bfloat16* to, Floats values) {
@@ -139,6 +154,15 @@ inline float largest_lane(Floats values) {
   float largest = lanes[0];
   for (int i = 1; i < kLanes; ++i) largest = lanes[i] > largest ? lanes[i] : largest;
   return largest;
+#endif
+}
+
+// Cheaper than the largest lane. NaN lanes may count as below or not.
+inline bool all_below(Floats values, float bound) {
+#if defined(TANDEM_AVX512)
+  return _mm512_cmp_ps_mask(values, broadcast(bound), _CMP_NLT_UQ) == 0;
+#else
+  return largest_lane(values) < bound;
 #endif
 }
 
