@@ -24,9 +24,10 @@ struct TileRange {
   }
 };
 
-// Memory to be asked for while a tile is computed, a little at every step: cache line by cache line,
-// as loads that come between wait for what was asked for at once. All inline: a call would make a
-// loop's sums leave their registers.
+// Memory to be asked for while a tile is computed, a little at every step: kLines cache lines at a
+// time, one where reading takes longest, as loads that come between wait for what was asked for at
+// once. All inline: a call would make a loop's sums leave their registers.
+template <int kLines>
 class FetchSteps {
  public:
   // Of so many runs at most.
@@ -50,7 +51,8 @@ class FetchSteps {
   // What all steps weigh together, by the time that passes between one and the next.
   void divide(std::int64_t total_weight) {
     due_ = 0;
-    due_per_weight_ = num_runs_ * ((run_bytes_ + kLine - 1) / kLine) * kWhole / total_weight;
+    const std::int64_t pieces = (run_bytes_ + kLines * kLineBytes - 1) / (kLines * kLineBytes);
+    due_per_weight_ = num_runs_ * pieces * kWhole / total_weight;
   }
 
   [[gnu::always_inline]] void step(std::int64_t weight) {
@@ -58,8 +60,9 @@ class FetchSteps {
     for (; due_ >= kWhole && next_ < num_runs_; due_ -= kWhole) {
       const Run& run = runs_[next_];
       if (line_ == 0) __builtin_prefetch(run.beside, 0, 2);
-      __builtin_prefetch(run.from + line_, 0, 2);
-      line_ += kLine;
+#pragma GCC unroll 2
+      for (int i = 0; i < kLines; ++i) __builtin_prefetch(run.from + line_ + i * kLineBytes, 0, 2);
+      line_ += kLines * kLineBytes;
       if (line_ >= run_bytes_) {
         line_ = 0;
         ++next_;
@@ -68,7 +71,7 @@ class FetchSteps {
   }
 
  private:
-  static constexpr std::int64_t kLine = 64;
+  static constexpr std::int64_t kLineBytes = 64;
   static constexpr std::int64_t kWhole = 1 << 16;
 
   struct Run {
@@ -78,7 +81,7 @@ class FetchSteps {
 
   std::int64_t run_bytes_ = 0, num_runs_ = 0;
   std::int64_t next_ = 0, line_ = 0;           // a run, and how many bytes of it were asked for
-  std::int64_t due_ = 0, due_per_weight_ = 0;  // lines x kWhole
+  std::int64_t due_ = 0, due_per_weight_ = 0;  // pieces x kWhole
   Run runs_[kMostRuns];
 };
 
@@ -106,7 +109,8 @@ class TileWalk {
 
   // To be told before the keys of the current tile and their values are read: sets what to ask for while
   // it is computed, in steps that weigh so much together. At most twice as much as the tile uses up.
-  void use_tile(FetchSteps& steps, std::int64_t total_weight) {
+  template <class Steps>
+  void use_tile(Steps& steps, std::int64_t total_weight) {
     const Span keys = current().keys.widened();
     const std::int64_t used = 2 * (keys.end - keys.begin);
     lead_ -= used;
