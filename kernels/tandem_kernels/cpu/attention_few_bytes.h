@@ -330,7 +330,7 @@ class FewBytes {
   float* const value_factors_;
   float* const value_inverses_;
   Int8Value* const spare_;
-  FetchSteps fetches_;
+  FetchSteps<1> fetches_;
 };
 
 }  // namespace tandem

@@ -260,7 +260,8 @@ class FewWords {
   std::uint32_t* const weights_;  // [rows][kWeightWords]
   float* const scores_;           // [rows][kTile]
   float* const value_scales_;     // [kTile]
-  FetchSteps fetches_;
+  // Values of one byte take longer to turn into words than to read
+  FetchSteps<kHasScales ? 2 : 1> fetches_;
 };
 
 }  // namespace tandem

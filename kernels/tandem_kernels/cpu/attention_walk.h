@@ -24,58 +24,65 @@ struct TileRange {
   }
 };
 
-// Memory to be asked for while a tile is computed, a little at every step. All inline: a call would
-// make a loop's sums leave their registers.
+// Memory to be asked for while a tile is computed, a little at every step: kLines cache lines at a
+// time, one where reading takes longest, as loads that come between wait for what was asked for at
+// once. All inline: a call would make a loop's sums leave their registers.
+template <int kLines>
 class FetchSteps {
  public:
-  // Forgets what is left.
-  void clear() { num_pieces_ = next_ = 0; }
+  // Of so many runs at most.
+  static constexpr std::int64_t kMostRuns = 4 * kTile / kRunKeys;
 
-  void add(const TileRuns& tile, const TandemLayerCache& cache, Span runs, std::int64_t run_bytes,
-           bool values) {
+  // Forgets what is left. From now on runs are as long as this.
+  void clear(std::int64_t run_bytes) {
+    run_bytes_ = run_bytes;
+    num_runs_ = next_ = line_ = 0;
+  }
+
+  void add(const TileRuns& tile, const TandemLayerCache& cache, Span runs, bool values) {
     const std::int64_t delta = values ? tile.delta : 0;
     for (std::int64_t run = runs.begin; run < runs.end; ++run) {
       const char* from = tile.runs[run] + delta;
       const void* beside = tile.scales_of(cache, run, values);
-      for (std::int64_t i = 0; i < run_bytes; i += kPieceBytes) {
-        // Longer runs are cut: so much is enough for them
-        if (num_pieces_ == kMostPieces) return;
-        pieces_[num_pieces_++] = {from + i, beside == nullptr ? from : beside};
-      }
+      runs_[num_runs_++] = {from, beside == nullptr ? from : beside};
     }
   }
 
   // What all steps weigh together, by the time that passes between one and the next.
   void divide(std::int64_t total_weight) {
     due_ = 0;
-    due_per_weight_ = num_pieces_ * kWhole / total_weight;
+    const std::int64_t pieces = (run_bytes_ + kLines * kLineBytes - 1) / (kLines * kLineBytes);
+    due_per_weight_ = num_runs_ * pieces * kWhole / total_weight;
   }
 
   [[gnu::always_inline]] void step(std::int64_t weight) {
     due_ += weight * due_per_weight_;
-    for (; due_ >= kWhole && next_ < num_pieces_; due_ -= kWhole, ++next_) {
-      const Piece& piece = pieces_[next_];
-      __builtin_prefetch(piece.from, 0, 2);
-      __builtin_prefetch(piece.from + 64, 0, 2);
-      __builtin_prefetch(piece.from + 128, 0, 2);
-      __builtin_prefetch(piece.from + 192, 0, 2);
-      __builtin_prefetch(piece.beside, 0, 2);
+    for (; due_ >= kWhole && next_ < num_runs_; due_ -= kWhole) {
+      const Run& run = runs_[next_];
+      if (line_ == 0) __builtin_prefetch(run.beside, 0, 2);
+#pragma GCC unroll 2
+      for (int i = 0; i < kLines; ++i) __builtin_prefetch(run.from + line_ + i * kLineBytes, 0, 2);
+      line_ += kLines * kLineBytes;
+      if (line_ >= run_bytes_) {
+        line_ = 0;
+        ++next_;
+      }
     }
   }
 
  private:
-  static constexpr std::int64_t kPieceBytes = 256;
-  static constexpr std::int64_t kMostPieces = 512;
+  static constexpr std::int64_t kLineBytes = 64;
   static constexpr std::int64_t kWhole = 1 << 16;
 
-  struct Piece {
+  struct Run {
     const char* from;
     const void* beside;  // the scales
   };
 
-  std::int64_t num_pieces_ = 0, next_ = 0;
+  std::int64_t run_bytes_ = 0, num_runs_ = 0;
+  std::int64_t next_ = 0, line_ = 0;           // a run, and how many bytes of it were asked for
   std::int64_t due_ = 0, due_per_weight_ = 0;  // pieces x kWhole
-  Piece pieces_[kMostPieces];
+  Run runs_[kMostRuns];
 };
 
 // Walks over the tiles of a range and asks for memory some way ahead, tile by tile first all keys,
@@ -102,13 +109,14 @@ class TileWalk {
 
   // To be told before the keys of the current tile and their values are read: sets what to ask for while
   // it is computed, in steps that weigh so much together. At most twice as much as the tile uses up.
-  void use_tile(FetchSteps& steps, std::int64_t total_weight) {
+  template <class Steps>
+  void use_tile(Steps& steps, std::int64_t total_weight) {
     const Span keys = current().keys.widened();
     const std::int64_t used = 2 * (keys.end - keys.begin);
     lead_ -= used;
-    steps.clear();
+    steps.clear(run_bytes_);
     fetch(2 * used / kRunKeys, [&](const TileRuns& tile, Span runs, bool values) {
-      steps.add(tile, call_.cache, runs, run_bytes_, values);
+      steps.add(tile, call_.cache, runs, values);
     });
     steps.divide(total_weight);
   }
