@@ -53,7 +53,10 @@ def test_every_field_has_one_row() -> None:
 @pytest.mark.parametrize("api", ["chat", "completions"])
 def test_every_argument_of_the_openai_package_has_a_row(api: str) -> None:
     client = openai.OpenAI(api_key="none")
-    create = {"chat": client.chat.completions.create, "completions": client.completions.create}
+    create: dict[str, Callable[..., object]] = {
+        "chat": client.chat.completions.create,
+        "completions": client.completions.create,
+    }
     told = {row.field for row in rows() if getattr(row, api) != "–"}
     assert arguments_of(create[api]) - told == set()
 
