@@ -125,6 +125,9 @@ class OverGrpc:
         sampling = {name: given.pop(name) for name in SAMPLING if name in given}
         bias = sampling.pop("logit_bias", {})
         sampling["logit_bias"] = {int(key): value for key, value in bias.items()}
+        if "structured_outputs" in given:
+            schema = json.dumps(given.pop("structured_outputs")["json"])
+            given["output_format"] = pb.OutputFormat(json_schema=schema)
         request = pb.CompleteRequest(
             model=given.pop("model", front.model),
             token_ids=pb.TokenIds(ids=prompt),

@@ -25,8 +25,11 @@ async def whole_chat(h: House, **fields: Any) -> Told:
     told = Told(beside=_beside(answer))
     for choice in answer["choices"]:
         logprobs = choice["logprobs"]
+        message = choice["message"]
         told.choices[choice["index"]] = {
-            "text": choice["message"]["content"],
+            "text": message["content"] or "",
+            "thoughts": message.get("reasoning_content") or "",
+            "calls": [_call(call) for call in message["tool_calls"] or ()],
             "finish_reason": choice["finish_reason"],
             "logprobs": logprobs and logprobs["content"],
             "token_ids": choice.get("token_ids"),
@@ -39,14 +42,34 @@ async def streamed_chat(h: House, **fields: Any) -> Told:
     for event in await stream_events(h.openai.chat.completions.create, fields):
         _add_beside(told, event)
         for choice in event["choices"]:
+            delta = choice["delta"]
             gained = {
-                "text": choice["delta"].get("content") or "",
+                "text": delta.get("content") or "",
+                "thoughts": delta.get("reasoning_content") or "",
+                "calls": [],
                 "finish_reason": choice["finish_reason"],
                 "logprobs": choice["logprobs"] and choice["logprobs"]["content"],
                 "token_ids": choice.get("token_ids"),
             }
             _add(told, choice["index"], gained)
+            for call in delta.get("tool_calls") or ():
+                _add_call(told.choices[choice["index"]]["calls"], call)
     return told
+
+
+def _call(call: Json) -> list[str]:
+    """Without its id, which no two answers share."""
+    assert call["id"] and call["type"] == "function"
+    return [call["function"]["name"], call["function"]["arguments"]]
+
+
+def _add_call(calls: list[list[str]], gained: Json) -> None:
+    """The first piece of a call names it, the others add to its arguments."""
+    if gained["index"] == len(calls):
+        calls.append(_call(gained | {"function": {"arguments": ""} | gained["function"]}))
+        return
+    assert gained["id"] is None and gained["function"]["name"] is None
+    calls[gained["index"]][1] += gained["function"]["arguments"]
 
 
 async def whole_completion(h: House, **fields: Any) -> Told:

@@ -168,6 +168,13 @@ class ResponsesBody(Strict):
     previous_response_id: str | None = None
     conversation: str | dict[str, Any] | None = None
     prompt: dict[str, Any] | None = None
+    prompt_cache_retention: Literal["in-memory", "in_memory"] | None = None
+    prompt_cache_options: None = None
+    moderation: None = None
+    context_management: None = None
+    background_options: None = None
+    access_programs: None = None
+    image: None = None
 
     top_k: int | None = None
     min_p: float | None = None

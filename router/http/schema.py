@@ -33,26 +33,41 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "documents": (None, []),
     "function_call": (None, "none"),
     "functions": (None, []),
+    "include_reasoning": (None, True),
     "kv_transfer_params": (None,),
     "logits_processors": (None, []),
+    "logprob_token_ids": (None, []),
+    "media_io_kwargs": (None, {}),
     "metadata": (None, {}),
     "mm_processor_kwargs": (None, {}),
     "modalities": (None, ["text"]),
+    "moderation": (None,),
     "prediction": (None,),
+    "prompt_cache_options": (None, {}),
     "prompt_cache_retention": (None, "in-memory", "in_memory"),
     "prompt_embeds": (None,),
     "reasoning_effort": (None,),
+    "repetition_detection": (None,),
+    "request_id": (None,),
+    "return_prompt_text": (None, False),
+    "return_token_offsets": (None, False),
     "service_tier": (None, "auto", "default"),
+    "session_id": (None,),
     "spaces_between_special_tokens": (None, True, False),
     "store": (None, False),
+    "stream_interval": (None, 1),
     "suffix": (None, ""),
+    "thinking_token_budget": (None,),
+    "truncation_side": (None, "left"),
     "verbosity": (None,),
+    "watermarking": (None, False),
     "vllm_xargs": (None, {}),
     "web_search_options": (None,),
 }
 """Fields of OpenAI's and vLLM's APIs that are not supported, with the values that change nothing.
 
-Tokens are spelt as they are, so that `spaces_between_special_tokens` has nothing to change.
+Tokens are spelt as they are, so that `spaces_between_special_tokens` has nothing to change; and a
+request's name is in its header, where proxies and logs see it too.
 """
 
 

@@ -11,13 +11,14 @@ import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import jsonschema
 import pytest
-from fakes_cases import CaseHouse, case_house, events_of, settings, some_tokens
+from fakes_cases import CaseHouse, case_house, settings, some_tokens
 from fakes_moving_house import new_decode_worker, step_until
 from fakes_observed_worker import ObservedWorker
+from fakes_protocols import PROTOCOLS, Client
 
 from engine.role import Submit
 
@@ -31,6 +32,9 @@ SCHEMA = {
     "additionalProperties": False,
 }
 PROMPT = some_tokens(40, seed=2)
+HTTP, GRPC = PROTOCOLS["http"], PROTOCOLS["grpc"]
+Answer: TypeAlias = list[tuple[Any, ...]]
+"""Of each choice: its text, its tokens, and its one finish reason."""
 
 
 @pytest.fixture(scope="module")
@@ -39,34 +43,23 @@ def house(model: Path) -> Iterator[CaseHouse]:
         yield made
 
 
-async def streamed(house: CaseHouse, salt: str, **fields: Any) -> list[tuple[str, list[str], str]]:
+async def streamed(house: CaseHouse, salt: str, client: Client = HTTP, **fields: Any) -> Answer:
     """Text, names of tokens and end of each choice, as its stream adds up."""
-    body = {
-        "model": house.router.model,
-        "prompt": PROMPT,
+    asked: dict[str, Any] = {
         "max_tokens": 200,
         "temperature": 0.9,
         "seed": 11,
-        "logprobs": 1,
         "structured_outputs": {"json": SCHEMA},
-        "cache_salt": salt,
-        "stream": True,
+        "cache_salt": f"{type(client).__name__} {salt}",
     }
-    response = await house.router.http.post("/v1/completions", json=body | fields)
-    assert response.status_code == 200, response.text
-    found: dict[int, tuple[str, list[str], str]] = {}
-    for event in events_of(response):
-        for choice in event["choices"]:
-            text, names, _ = found.get(choice["index"], ("", [], ""))
-            names = names + (choice["logprobs"]["tokens"] if choice["logprobs"] else [])
-            end = choice["finish_reason"] or ""
-            found[choice["index"]] = (text + choice["text"], names, end)
-    return [found[index] for index in sorted(found)]
+    outcome = await client.ask(house.router, PROMPT, **(asked | fields))
+    assert outcome.status == 200, outcome
+    return [(choice.text, choice.tokens, *choice.reasons) for choice in outcome.choices]
 
 
-def check(answer: tuple[str, list[str], str]) -> None:
-    text, _, end = answer
-    assert end == "stop"
+def check(answer: tuple[Any, ...]) -> None:
+    text, _, *ends = answer
+    assert ends == ["stop"]
     jsonschema.validate(json.loads(text), SCHEMA)
 
 
@@ -80,12 +73,14 @@ async def kill(house: CaseHouse, victim: ObservedWorker) -> None:
     await stopping
 
 
-async def killed_at(house: CaseHouse, position: int, **fields: Any) -> Any:
+async def killed_at(
+    house: CaseHouse, position: int, client: Client = HTTP, **fields: Any
+) -> Answer:
     """The answer whose decode worker dies when its client has so many tokens of each choice."""
     victim = house.d
     victim.steps.num_tokens.clear()
     victim.steps.hold(after=position - 1)
-    asking = asyncio.create_task(streamed(house, f"killed at {position}", **fields))
+    asking = asyncio.create_task(streamed(house, f"killed at {position}", client, **fields))
     await victim.steps.until_held()
     await kill(house, victim)
     return await asking
@@ -100,22 +95,39 @@ def test_an_undisturbed_answer_follows_the_schema(house: CaseHouse) -> None:
     house.run(test())
 
 
-def test_a_stream_survives_a_death_at_every_token(house: CaseHouse) -> None:
+@pytest.mark.parametrize(("client", "stride"), [(HTTP, 1), (GRPC, 4)], ids=["http", "grpc"])
+def test_a_stream_survives_a_death_at_every_token(
+    house: CaseHouse, client: Client, stride: int
+) -> None:
+    """Case 17. Over gRPC at every fourth: what differs is only how the answer is told."""
+
     async def test() -> None:
-        expected = await streamed(house, "alone once more")
+        expected = await streamed(house, "alone once more", client)
         check(expected[0])
-        for position in range(1, len(expected[0][1])):
-            assert await killed_at(house, position) == expected, position
+        for position in range(1, len(expected[0][1]), stride):
+            assert await killed_at(house, position, client) == expected, position
 
     house.run(test())
 
 
-def test_several_choices_survive_too(house: CaseHouse) -> None:
+@pytest.mark.parametrize("client", [HTTP, GRPC], ids=["http", "grpc"])
+def test_several_choices_survive_too(house: CaseHouse, client: Client) -> None:
+    """Case 17."""
+
     async def test() -> None:
-        expected = await streamed(house, "three alone", n=3)
+        expected = await streamed(house, "three alone", client, n=3)
+        assert len({text for text, *_ in expected}) == 3
         for answer in expected:
             check(answer)
-        assert await killed_at(house, 12, n=3) == expected
+        assert await killed_at(house, 12, client, n=3) == expected
+
+    house.run(test())
+
+
+def test_both_protocols_tell_the_same_structured_answer(house: CaseHouse) -> None:
+    async def test() -> None:
+        over_http = await streamed(house, "the same", HTTP, n=2)
+        assert await streamed(house, "the same", GRPC, n=2) == over_http
 
     house.run(test())
 

@@ -15,6 +15,9 @@ from fakes_pull import DEADLINE_S
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from router.http.responses_schema import ResponsesBody
+from router.http.schema import NEUTRAL, ChatBody, CompletionBody
+
 numbers = st.one_of(
     st.integers(-3, 40),
     st.integers(),
@@ -100,7 +103,8 @@ def bodies(prompt: dict[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[dict[
     model = st.sampled_from([MODEL, MODEL, MODEL, "other"])
     few = st.lists(st.sampled_from(sorted(FIELDS)), max_size=4, unique=True)
     typed = few.flatmap(lambda names: st.fixed_dictionaries({n: FIELDS[n] for n in names}))
-    wild = st.dictionaries(st.sampled_from([*FIELDS, *prompt, "model"]), anything, max_size=1)
+    every = sorted({*FIELDS, *ChatBody.model_fields, *CompletionBody.model_fields, *NEUTRAL})
+    wild = st.dictionaries(st.sampled_from(every), anything, max_size=1)
     base = st.fixed_dictionaries({"model": model, "max_tokens": st.integers(1, 4), **prompt})
     mixed = st.tuples(base, typed, wild).map(lambda parts: parts[0] | parts[1] | parts[2])
     return st.one_of(base, mixed)
@@ -131,10 +135,7 @@ def response_bodies() -> st.SearchStrategy[dict[str, Any]]:
         },
     )
     own = st.dictionaries(
-        st.sampled_from(
-            ["tools", "tool_choice", "text", "reasoning", "include", "store", "metadata"]
-            + ["previous_response_id", "instructions", "top_logprobs", "temperature", "stop"]
-        ),
+        st.sampled_from(sorted(ResponsesBody.model_fields.keys() - {"model", "input"})),
         anything,
         max_size=2,
     )

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections import Counter
+from collections.abc import Callable
 
+import openai
+import pytest
 from fakes_fields_table import Row, rows
 from google.protobuf.descriptor import Descriptor
 from pydantic import BaseModel
 
 from protos import inference_pb2 as pb
+from router.http.responses_schema import ResponsesBody
 from router.http.schema import NEUTRAL, ChatBody, CompletionBody, StreamOptions
 
 NESTED = ("chat", "sampling")
@@ -43,6 +48,28 @@ def test_every_field_has_one_row() -> None:
     known = names_of(ChatBody) | names_of(CompletionBody) | NEUTRAL.keys()
     assert known - named.keys() == set(), "fields without a row in docs/FIELDS.md"
     assert named.keys() - known == set(), "rows of docs/FIELDS.md without a field"
+
+
+@pytest.mark.parametrize("api", ["chat", "completions"])
+def test_every_argument_of_the_openai_package_has_a_row(api: str) -> None:
+    client = openai.OpenAI(api_key="none")
+    create: dict[str, Callable[..., object]] = {
+        "chat": client.chat.completions.create,
+        "completions": client.completions.create,
+    }
+    told = {row.field for row in rows() if getattr(row, api) != "–"}
+    assert arguments_of(create[api]) - told == set()
+
+
+def test_every_argument_of_the_openai_package_is_a_field_of_responses() -> None:
+    create = openai.OpenAI(api_key="none").responses.create
+    assert arguments_of(create) - ResponsesBody.model_fields.keys() == set()
+
+
+def arguments_of(create: Callable[..., object]) -> set[str]:
+    """What becomes part of the body."""
+    beside = {"extra_headers", "extra_query", "extra_body", "timeout"}
+    return set(inspect.signature(create).parameters) - beside
 
 
 def test_rows_tell_which_api_has_the_field() -> None:

@@ -43,6 +43,14 @@ WORDS = {
     "le",
 }
 PROMETHEUS_OWN = {"up"}
+UNHEARD_OF = {
+    "tandem_cancels_total",
+    "tandem_kv_handoff_failures_total",
+    "tandem_limited_total",
+    "tandem_sequences_moved_total",
+    "tandem_tenant_tokens_total",
+}
+"""Counters with labels that have no samples as long as nothing of the kind has happened."""
 
 
 def rules() -> list[dict[str, Any]]:
@@ -171,6 +179,8 @@ async def check(prometheus: Prometheus) -> None:
             assert await prometheus.query(name) or "failures" in name, name
     for query in dashboard_queries():
         await prometheus.query(query)
+        for name in names_in(query) - UNHEARD_OF:
+            assert await prometheus.query(name), name
     for name in ("vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"):
         assert await prometheus.query(name), name
     (ttft,) = await prometheus.query("sum(tandem_ttft_seconds_count)")

@@ -237,6 +237,8 @@ FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"metadata": {"k": "v" * 513}}, "metadata"),
     ({"metadata": {str(i): "v" for i in range(17)}}, "metadata"),
     ({"logit_bias": {"x": 1}}, "logit_bias"),
+    ({"prompt_cache_retention": "24h"}, "prompt_cache_retention"),
+    ({"moderation": {"model": "m"}}, "moderation"),
     ({"unheard_of": 1}, "unheard_of"),
 ]
 
@@ -263,6 +265,7 @@ def test_a_fault_is_a_400_that_names_the_field(texts: Texts, stream: bool) -> No
         {"include": ["reasoning.encrypted_content"]},
         {"truncation": "disabled"},
         {"service_tier": "auto"},
+        {"prompt_cache_retention": "in_memory", "moderation": None, "image": None},
         {"text": {"format": {"type": "text"}}},
         {"tools": []},
         {"parallel_tool_calls": True},
