@@ -57,7 +57,7 @@ def make_links(
         network: LinkMaker = SecureLinkMaker(host=host, certificates=certificates)
     else:
         kind = "nccl" if device.type == "cuda" and backend != "gloo" else "gloo"
-        network = TorchLinkMaker(host=host, backend=kind, device=device)
+        network = TorchLinkMaker(host=host, backend=kind)
     if backend != "auto" or device.type == "cuda" or not IS_SUPPORTED:
         return network
     return NearestLinkMaker(SharedLinkMaker(), network)

@@ -14,6 +14,11 @@ from typing import Protocol, cast
 import torch
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCPStore, Work
 
+from core.config import library_setting
+
+_NCCL_FAILURES, _ARE_LEFT_ALONE = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"
+_BEYOND_ALL_DEADLINES = timedelta(minutes=10)
+
 
 class Group(Protocol):
     """What ProcessGroupGloo and ProcessGroupNCCL have in common, as far as we use it."""
@@ -77,9 +82,22 @@ def gloo_group(store: Store, rank: int, size: int, *, host: str, timeout: timede
 
 
 def nccl_group(store: Store, rank: int, size: int, *, timeout: timedelta) -> Group:
-    """Between GPUs. Absent from builds of torch without CUDA, hence imported here."""
+    """Between GPUs, for collectives: torch ends the process when one fails or takes too long.
+
+    Absent from builds of torch without CUDA, hence imported here.
+    """
     from torch._C._distributed_c10d import ProcessGroupNCCL
 
     options = ProcessGroupNCCL.Options()
     options._timeout = timeout
     return cast(Group, ProcessGroupNCCL(store, rank, size, options))
+
+
+def nccl_group_of_a_link(store: Store, rank: int) -> Group:
+    """Of two GPUs, whose failures are their link's alone: torch doesn't end the process for them.
+
+    torch reads from the environment what becomes of that, whenever it makes a group. Its own
+    watchdog is to find nothing late: deadlines are the link's.
+    """
+    with library_setting(_NCCL_FAILURES, _ARE_LEFT_ALONE):
+        return nccl_group(store, rank, 2, timeout=_BEYOND_ALL_DEADLINES)

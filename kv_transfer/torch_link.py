@@ -1,4 +1,4 @@
-"""Links over 2-rank groups of torch.distributed, built directly on a store: gloo and NCCL.
+"""Links over 2-rank groups of torch.distributed, built directly on a store; the ends of gloo's.
 
 P is rank 0 and hosts one TCPStore per process, bound to the worker's own address; a link's name is
 the prefix of its keys, so links never see each other. What torch does, found by trying:
@@ -26,7 +26,14 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore, Work
 
 from core.errors import TransferError
 from kv_transfer.link import DataLink, Pending, Rendezvous
-from kv_transfer.process_group import Group, connect_store, gloo_group, host_store, nccl_group
+from kv_transfer.nccl_link import NcclLink
+from kv_transfer.process_group import (
+    Group,
+    connect_store,
+    gloo_group,
+    host_store,
+    nccl_group_of_a_link,
+)
 
 _DATA_TAG = 0
 _ABORT_TAG = 1
@@ -37,11 +44,10 @@ _ABORT_WAIT = timedelta(milliseconds=1)
 class TorchLinkMaker:
     """Makes gloo or NCCL links for one worker process. Thread-safe."""
 
-    def __init__(self, *, host: str, backend: str, device: torch.device | str = "cpu") -> None:
+    def __init__(self, *, host: str, backend: str) -> None:
         assert backend in ("gloo", "nccl")
         self._host = host
         self._backend = backend
-        self._device = torch.device(device)
         self._lock = threading.Lock()
         self._store: TCPStore | None = None
         self._port = 0
@@ -77,36 +83,21 @@ class TorchLinkMaker:
         try:
             store = connect_store(at.host, at.port, name, timeout)
             _meet(store, rank, timeout)
-            if self._backend == "gloo":
-                return _TorchLink(
-                    gloo_group(store, rank, 2, host=self._host, timeout=timeout), 1 - rank
-                )
-            return _TorchLink(
-                nccl_group(store, rank, 2, timeout=timeout),
-                1 - rank,
-                device=self._device,
-                nccl=True,
-            )
+            if self._backend == "nccl":
+                return NcclLink(nccl_group_of_a_link(store, rank), 1 - rank)
+            group = gloo_group(store, rank, 2, host=self._host, timeout=timeout)
+            return _GlooLink(group, 1 - rank)
         except RuntimeError as error:
             what = f"a link to {at.host}:{at.port}"
             raise _transfer_error(error, what, secret=name) from error
 
 
-class _TorchLink:
-    """One end of a 2-rank group."""
+class _GlooLink:
+    """One end of a 2-rank gloo group."""
 
-    def __init__(
-        self,
-        group: Group,
-        peer: int,
-        *,
-        device: torch.device | None = None,
-        nccl: bool = False,
-    ) -> None:
+    def __init__(self, group: Group, peer: int) -> None:
         self._group: Group | None = group
         self._peer = peer
-        self._device = device
-        self._nccl = nccl
 
     def share(self, size_bytes: int, timeout_s: float) -> torch.Tensor | None:
         return None
@@ -120,9 +111,6 @@ class _TorchLink:
     def abort(self) -> None:
         group = self._group
         if group is None:
-            return
-        if self._nccl:
-            group.abort()
             return
         with contextlib.suppress(RuntimeError):
             nothing = torch.empty(1, dtype=torch.uint8)
@@ -138,13 +126,12 @@ class _TorchLink:
         payload = tensor.view(-1).view(torch.uint8)  # [size_bytes]: no type matters on the wire
         start = group.send if sending else group.recv
         try:
-            with torch.cuda.device(self._device) if self._nccl else contextlib.nullcontext():
-                return _TorchPending(start([payload], self._peer, _DATA_TAG), payload)
+            return _GlooPending(start([payload], self._peer, _DATA_TAG), payload)
         except RuntimeError as error:
             raise _transfer_error(error, "data link") from error
 
 
-class _TorchPending:
+class _GlooPending:
     """Keeps the buffer alive as long as torch may touch it."""
 
     def __init__(self, work: Work, payload: torch.Tensor) -> None:

@@ -14,6 +14,7 @@ from core.config.house import (
     StateConfig,
     TlsConfig,
 )
+from core.config.of_libraries import library_setting
 from core.config.places import (
     batch_dir,
     kernel_cache_dir,
@@ -54,6 +55,7 @@ __all__ = [
     "batch_dir",
     "kernel_cache_dir",
     "kernel_isa",
+    "library_setting",
     "load_config",
     "model_cache_dir",
     "run_dir",

@@ -13,6 +13,7 @@ from fakes_loop_thread import DEADLINE_S
 from fakes_observed_worker import ObservedWorker
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from core.config import WorkerConfig
 from core.request import Phase
 from protos.health import LIVENESS, READINESS
 
@@ -86,3 +87,9 @@ def test_a_stuck_worker_is_not_ready_and_lives_and_goes_on_where_it_was(
         await house.check_whole()
 
     house.run(test())
+
+
+def test_by_default_it_is_told_within_five_seconds() -> None:
+    """The worker's own word, and a few reports on their way to the router."""
+    worker = WorkerConfig()
+    assert worker.stuck_after_s + 5 * worker.load_report_s < 5

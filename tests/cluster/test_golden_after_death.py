@@ -77,6 +77,10 @@ def _step_age_s(front: Front, worker_id: str) -> float:
 def check_all(asks: Sequence[Ask], answers: Sequence[Answer], solo: Solo) -> None:
     for ask, answer in zip(asks, answers, strict=True):
         check(ask, solo.answer(ask), answer, solo.next_logits)
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens == len(ask.token_ids)
+        emitted = sum(len(choice.token_ids) for choice in answer.choices)
+        assert answer.usage.completion_tokens == emitted, "none twice, none missing"
     assert any(answer.num_attempts > 1 for answer in answers), "it served nobody when it died"
 
 

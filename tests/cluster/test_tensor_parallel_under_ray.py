@@ -1,4 +1,5 @@
-"""CASES 11, as `tandem serve` runs it: a rank is killed, and its group is replaced in place.
+"""CASES 11, as `tandem serve` runs it: a rank is killed, and its group is replaced in place. And
+Ray's GCS is stopped: nobody who serves needs it.
 
 A rank is an actor of its group's placement group; the leader is another.
 """
@@ -21,6 +22,7 @@ from fakes_process import DEADLINE_S, Child, child, tandem
 
 from cluster import litter
 from cluster.run_record import Run, live_runs
+from core.clock import MonotonicClock
 
 RANK = "tandem-decode-0-rank-1"
 NICE = 7
@@ -112,6 +114,38 @@ def test_every_rank_of_a_prefill_group_gives_way(served: Served) -> None:
     actors = served.actors("tandem-prefill-0")
     assert len(actors) == 2
     assert min(os.getpriority(os.PRIO_PROCESS, pid) for pid in actors) >= NICE
+
+
+@pytest.mark.parametrize("at_least_s", [0.0, pytest.param(20.0, marks=pytest.mark.slow)])
+def test_streams_go_on_while_rays_gcs_is_stopped(served: Served, at_least_s: float) -> None:
+    """One that was under way, and those that begin meanwhile: with the same workers to the end."""
+    with served.stream() as undisturbed:
+        expected = whole(list(undisturbed))
+    (gcs,) = served.actors("gcs_server")
+    workers = {process.name: process.pid for process in served.run.processes}
+    clock = MonotonicClock()
+    with served.stream() as events:
+        before = [next(events) for _ in range(10)]
+        os.kill(gcs, signal.SIGSTOP)
+        stopped_at = clock.now()
+        try:
+            answers = [whole([*before, *events])]
+            while len(answers) < 2 or clock.now() - stopped_at < at_least_s:
+                with served.stream() as during:
+                    answers.append(whole(list(during)))
+            assert state_of(gcs) == "T", "it was stopped all the time"
+        finally:
+            os.kill(gcs, signal.SIGCONT)
+    for answer in answers:
+        check_same(answer, expected)
+    with served.stream() as afterwards:
+        check_same(whole(list(afterwards)), expected)
+    assert {process.name: process.pid for process in served.run.processes} == workers
+
+
+def state_of(pid: int) -> str:
+    """What the system says of a process: T is stopped."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def test_a_killed_ranks_group_is_replaced_and_its_stream_goes_on(served: Served) -> None:

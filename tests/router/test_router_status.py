@@ -302,6 +302,14 @@ def test_metrics_show_each_worker_and_forget_one_that_has_gone(texts: Texts) -> 
         assert samples[(f"{names.TRANSFER_SECONDS}_bucket", "+Inf", *who)] == 4
         assert samples[(f"{names.TRANSFER_SECONDS}_sum", *who)] == 5.5
         assert samples[(f"{names.CANCEL_TO_FREE_SECONDS}_count", *who)] == 4
+        assert {
+            "tandem_kv_blocks",
+            "tandem_kv_transfer_seconds_bucket",
+            "tandem_kv_transfer_bytes_total",
+            "tandem_kv_transfer_failures_total",
+            "tandem_cancel_to_free_seconds_count",
+            "tandem_last_step_age_seconds",
+        } <= {key[0] for key in samples}, "what dashboards and alerts ask for"
         await h.p.die()
         await h.until_connected(1)
         workers = {value for key in await samples_of(h) for value in key[1:]}
