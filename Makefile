@@ -77,10 +77,10 @@ BY_HAND = $(CHAOS) --redis-server "$$($(BIN)/python tests/redis_server.py)"
 
 # Single processes; groups of two ranks; the real model; Ray, with groups and a second raylet.
 chaos: $(DEV)
-	$(BY_HAND) --duration 300s --period 7s $(ARGS)
-	$(BY_HAND) --duration 100s --period 8s --ranks 2 $(ARGS)
-	$(BY_HAND) --duration 80s --period 10s --clients 3 --model default $(ARGS)
-	$(CHAOS) --house ray --ranks 2 --duration 120s --period 10s $(ARGS)
+	$(BY_HAND) --duration 300s --period 7s --judge-memory $(ARGS)
+	$(BY_HAND) --duration 100s --period 8s --ranks 2 --judge-memory $(ARGS)
+	$(BY_HAND) --duration 80s --period 10s --clients 3 --model default --judge-memory $(ARGS)
+	$(CHAOS) --house ray --ranks 2 --duration 120s --period 10s --judge-memory $(ARGS)
 
 chaos-short: $(DEV)
 	$(BY_HAND) --duration 100s --period 5s $(ARGS)

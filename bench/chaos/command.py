@@ -16,7 +16,7 @@ from bench.chaos.house import House
 from bench.chaos.plan import make_plan
 from bench.chaos.run import ChaosPlan, run_chaos
 from bench.chaos.tables import chaos_table
-from bench.chaos.verdict import Evidence, Verdict, judge
+from bench.chaos.verdict import MAX_GROWTH, Evidence, Verdict, judge
 from bench.options import JsonOption, SetOption
 from bench.progress import show_progress
 from bench.report import write_json
@@ -72,6 +72,14 @@ def chaos(
     logs: Annotated[Path, typer.Option(help="Where every process's output goes.")] = Path(
         "bench-results/chaos"
     ),
+    judge_memory: Annotated[
+        bool,
+        typer.Option(
+            "--judge-memory",
+            help=f"Growth of a process by more than {MAX_GROWTH:.0%} fails the run, too. Short runs "
+            "mostly show what a process takes up once.",
+        ),
+    ] = False,
     overrides: SetOption = None,
     json_file: JsonOption = None,
 ) -> None:
@@ -111,7 +119,7 @@ def chaos(
     _show(verdict, evidence)
     if json_file is not None:
         write_json(json_file, ChaosReport(seed, model, house, verdict, evidence))
-    if not verdict.holds:
+    if not verdict.holds or (judge_memory and verdict.num_grown):
         raise typer.Exit(1)
 
 

@@ -146,7 +146,7 @@ class Verdict:
 
     @property
     def holds(self) -> bool:
-        """Whether nothing happened that must not happen; memory is judged by `num_grown`."""
+        """Whether nothing happened that must not happen; memory is apart, in `num_grown`."""
         answers = self.num_lost + self.num_doubled + self.num_wrong
         blocks = self.num_leaked_blocks + self.num_unsound_books
         processes = self.num_unhealed + self.num_crashes + self.num_orphans
