@@ -76,8 +76,8 @@ def chaos(
         bool,
         typer.Option(
             "--judge-memory",
-            help=f"Growth of a process by more than {MAX_GROWTH:.0%} fails the run, too. Short runs "
-            "mostly show what a process takes up once.",
+            help=f"Growth of a process by more than {MAX_GROWTH:.0%} fails the run, too. Short "
+            "runs mostly show what a process takes up once.",
         ),
     ] = False,
     overrides: SetOption = None,
