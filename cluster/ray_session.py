@@ -120,14 +120,14 @@ def _start(
     and it forks, whereupon a child now and then stands still before it is one of them."""
     try:
         return _try_start(namespace, num_cpus, temp_dir)
-    except Exception as error:  # Ray itself raises nothing narrower
+    except Exception as error:  # Ray raises a bare Exception for a late start
         if not is_wanted():
             raise
         log.warning("Ray did not start, trying once more: %s", _first_line(error))
     temp_dir.mkdir(mode=0o700, exist_ok=True)
     try:
         return _try_start(namespace, num_cpus, temp_dir)
-    except Exception as error:  # noqa: BLE001 - as above
+    except Exception as error:  # noqa: BLE001 - see above: nothing narrower is raised
         raise RayStartError(
             f"Ray did not start, twice over: {_first_line(error)} Try again when this machine is "
             "less busy; or start Ray yourself (`ray start --head`) and name it with "

@@ -54,7 +54,7 @@ times_left = {times}
 def get_node_in_time(*arguments):
     global times_left
     while not os.path.exists({may_fail!r}):
-        time.sleep(0.02)
+        time.sleep(0.02)  # within Ray's own process, until the test lets it fail
     if not times_left:
         return get_node(*arguments)
     times_left -= 1
