@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 import grpc
 import grpc.aio
 from fakes_language import FakeLanguage
-from fakes_pull import DEADLINE_S, FakeKv
+from fakes_process import DEADLINE_S
+from fakes_pull import FakeKv
 
 from bench.tandem_server import free_port
 from core.compat import PROTOCOL_VERSION

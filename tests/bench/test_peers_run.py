@@ -77,9 +77,9 @@ def test_contenders_are_measured_in_turn_and_one_that_fails_is_left_out(tmp_path
     made = {m.key: m for m in results.measurements}
     assert ("two", "start", 0) in made and ("two", "start", 1) not in made, "it was only paused"
     load = made["one", "load", 1]
-    assert load.figures["output_tokens_per_s"] > 0 and load.figures["tpot_ms"] >= 1
+    assert load.figures["output_tokens_per_s"] > 0 and load.figures["tpot_ms"] > 0
     assert made["one", "prefill", 0].figures["prompt_tokens_per_s"] > 0
-    assert made["two", "arrival", 1].figures["worst_gap_over_own_median"] >= 1
+    assert made["two", "arrival", 1].figures["worst_gap_over_own_median"] > 0
     memory = made["one", "memory", 0]
     assert memory.figures["total_mib"] == pytest.approx(sum(memory.processes_mib.values()))
     assert memory.figures["start_mib"] == pytest.approx(sum(memory.start_processes_mib.values()))
