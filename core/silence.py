@@ -6,17 +6,17 @@ import asyncio
 from types import TracebackType
 
 _GRACE_SHARE = 0.05
-"""Of the limit: how long we go on reading before a peer is given up."""
+"""Of the limit, its last part: how long we only read on before a peer is given up."""
 
 
 class Silence:
     """`async with Silence(limit_s) as peer: ... peer.heard() ...`
 
-    Raises TimeoutError out of the block once nothing was heard for `limit_s`, give or take a
-    twentieth. A process that stood still itself, stopped or without a core, finds its timers due
-    together with everything that came meanwhile; so when the time is over it first reads on for a
-    moment, and gives the peer up only if nothing was there. A word costs no timer: the one there is
-    looks at the latest deadline when it fires.
+    Raises TimeoutError out of the block once nothing was heard for `limit_s`. A process that stood
+    still itself, stopped or without a core, finds its timers due together with everything that came
+    meanwhile; so the last twentieth of the limit begins when a timer says so, however late, and the
+    peer is given up only if nothing was there to read in it. A word costs no timer: the one there
+    is looks at the latest deadline when it fires.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -45,7 +45,7 @@ class Silence:
         """The peer lives. `limit_s`: how long it may be silent from here on."""
         if limit_s is not None:
             self._limit_s = limit_s
-        self._deadline = self._loop.time() + self._limit_s
+        self._deadline = self._loop.time() + (1 - _GRACE_SHARE) * self._limit_s
         if self._timer is None or self._timer.when() > self._deadline:
             self._look_at(self._deadline)
 
