@@ -109,8 +109,8 @@ class RealHouse:
         self.loop = loop
         self._stack = stack
 
-    def worker(self, config: Config, role: Phase, store: Store) -> Member:
-        return self._enter(_worker(config, role, store, f"{role.value}-0"))[1]
+    def worker(self, config: Config, role: Phase, store: Store, number: int = 0) -> Member:
+        return self._enter(_worker(config, role, store, f"{role.value}-{number}"))[1]
 
     def shell(self, config: Config, role: Phase, store: Store, worker_id: str) -> WorkerShell:
         """A worker that a test may drain."""

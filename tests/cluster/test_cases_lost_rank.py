@@ -24,6 +24,7 @@ from core.request import Phase
 
 GROUP = "group"
 NUM_RANKS = 4
+"""Of a decode group, and in the slow suite of a prefill group; else that has two."""
 NICE = 7
 PROMPTS = [some_tokens(1500, seed=seed) for seed in range(3)]
 ASKED = {"max_tokens": 300, "ignore_eos": True}
@@ -40,6 +41,7 @@ class Scene:
 
     house: CaseHouse
     role: Phase
+    num_ranks: int
     group: Child
 
     @property
@@ -50,16 +52,25 @@ class Scene:
         return [leader, *sorted(int(pid) for each in children for pid in each.read_text().split())]
 
 
-@pytest.fixture(params=[Phase.PREFILL, Phase.DECODE])
+@pytest.fixture(
+    params=[
+        (Phase.PREFILL, 2),
+        (Phase.DECODE, NUM_RANKS),
+        pytest.param((Phase.PREFILL, NUM_RANKS), marks=pytest.mark.slow),
+    ],
+    ids=lambda param: f"{param[0].value}-{param[1]}",
+)
 def scene(model: Path, redis_url: str, request: pytest.FixtureRequest) -> Iterator[Scene]:
-    role: Phase = request.param
+    role: Phase
+    num_ranks: int
+    role, num_ranks = request.param
     shared = (
         *shared_state(redis_url),
         f"worker.prefill_nice={NICE}",
         "scheduler.prefill_chunk_tokens=64",
         "model.max_model_len=2048",
     )
-    size = f"parallel.{role.value}_tensor_parallel_size={NUM_RANKS}"
+    size = f"parallel.{role.value}_tensor_parallel_size={num_ranks}"
     patient = "parallel.step_timeout_s=60"  # ranks take turns on a busy machine
     with (
         case_process(role, GROUP, model, [*shared, size, patient, PACE]) as group,
@@ -70,19 +81,19 @@ def scene(model: Path, redis_url: str, request: pytest.FixtureRequest) -> Iterat
         ) as house,
     ):
         house.run(house.router.until_connected(2))
-        yield Scene(house, role, group)
+        yield Scene(house, role, num_ranks, group)
 
 
-def test_a_group_of_four_by_hand_dies_as_one_and_its_requests_move(scene: Scene) -> None:
+def test_a_group_by_hand_dies_as_one_and_its_requests_move(scene: Scene) -> None:
     house, ranks = scene.house, scene.ranks
-    assert len(ranks) == NUM_RANKS
+    assert len(ranks) == scene.num_ranks
     if scene.role is Phase.PREFILL:
         assert min(os.getpriority(os.PRIO_PROCESS, pid) for pid in ranks) >= NICE
 
     async def test() -> None:
         asking = [asyncio.create_task(house.ask(prompt, **ASKED)) for prompt in PROMPTS]
         await house.until(lambda: house.blocks(GROUP, "running") > 0)
-        os.kill(ranks[2], signal.SIGKILL)
+        os.kill(ranks[-1], signal.SIGKILL)
         assert await asyncio.to_thread(scene.group.end, ENDING_S) == EXIT_FAILED
         assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
         await house.add_worker(house.config, scene.role, "other")

@@ -1,6 +1,7 @@
 """Workers are killed in the middle of answers; the clients get the same tokens, each once.
 
-Two prefill and two decode workers as processes of their own on one Redis, the router here.
+One prefill and one decode worker, which die, are processes of their own; one of each that lives on,
+and the router, are here. They meet on one Redis.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from core.config import StateConfig
 from core.request import Attempt, Phase
 from router.fleet.leg_event import Sink
 from router.fleet.sessions import WorkerSession
+from state.store import Member
 from text.tokenizer import Tokenizer
 
 STUCK = "step:delay=100000:after=20:worker=decode-0"
@@ -35,6 +37,7 @@ class Processes:
     house: RealHouse
     front: Front
     workers: dict[str, WorkerProcess]
+    survivors: list[Member]
 
     def check_whole(self) -> None:
         """Every worker that was not killed lives, and holds no block."""
@@ -42,17 +45,20 @@ class Processes:
             if not worker.killed:
                 assert worker.child.process.poll() is None, worker.child.output
                 self.house.loop.run(until_whole(worker.address))
+        for member in self.survivors:
+            self.house.loop.run(until_whole(member.address))
 
 
 @pytest.fixture(scope="module")
 def processes(redis_url: str) -> Iterator[Processes]:
     state = StateConfig(backend="redis", redis_url=redis_url, namespace=uuid.uuid4().hex)
-    roles = [Phase.PREFILL, Phase.PREFILL, Phase.DECODE, Phase.DECODE]
+    roles = [Phase.PREFILL, Phase.DECODE]
     with real_house() as house, worker_processes(state, roles, STUCK) as workers:
         store = house.shared_store(state)
+        survivors = [house.worker(settings(), role, store, number=1) for role in roles]
         front = house.front(settings(), store)
-        house.loop.run(front.until_connected(len(workers)))
-        yield Processes(house, front, workers)
+        house.loop.run(front.until_connected(len(workers) + len(survivors)))
+        yield Processes(house, front, workers, survivors)
 
 
 async def complete(front: Front, asks: Sequence[Ask]) -> list[Answer]:
