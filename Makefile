@@ -11,7 +11,8 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 DEV    := $(VENV)/.installed-dev
 SET    ?=
-# Test files that run at once: each waits for its processes half of the time.
+# Test files that run at once: each waits for its processes half of the time. They begin in the order
+# of their names, which has the longest near the start and leaves many short ones to even out the end.
 JOBS   ?= 2
 
 .PHONY: serve demo test test-slow test-clients check protos bench bench-peers chaos chaos-short docs clean
@@ -39,7 +40,7 @@ demo: $(STAMP)
 	$(BIN)/tandem demo $(SET)
 
 test: $(DEV)
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m "not gpu and not slow and not clients" $(ARGS)
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not gpu and not slow and not clients" $(ARGS)
 
 test-slow: $(DEV)
 	$(BIN)/python -m pytest -q -m "not gpu and slow" $(ARGS)

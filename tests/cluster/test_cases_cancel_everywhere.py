@@ -35,7 +35,7 @@ ALLOWANCE = 10
 MODEL_LEN = 1024
 NUM_INSIDE = 32
 NUM_ASKS = 24
-MORE = 100
+MORE = 40
 CHOSEN = [stage for stage in Stage if stage is not Stage.OVER]
 SHARED = (
     f"model.max_model_len={MODEL_LEN}",
@@ -264,7 +264,7 @@ def _check_same(answer: Answer | None, expected: Answer) -> None:
 
 @pytest.mark.parametrize(
     "num_requests",
-    [200, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
+    [100, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
 )
 def test_requests_given_up_in_every_stage_leave_nothing_behind(
     house: CaseHouse,

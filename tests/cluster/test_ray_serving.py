@@ -165,7 +165,7 @@ def test_a_worker_that_hangs_is_replaced(tmp_path: Path) -> None:
 def test_workers_that_cannot_stop_are_ended_within_the_grace(
     tmp_path: Path, shared_memory: set[str]
 ) -> None:
-    with serving(tmp_path, "make_stuck_worker") as started:
+    with serving(tmp_path, "make_stuck_worker", "cluster.stop_timeout_s=2") as started:
         started.wait_for("serving")
         run = the_run(tmp_path)
         started.process.send_signal(signal.SIGTERM)

@@ -16,7 +16,9 @@ from text.tokenizer import Tokenizer
 GROUP = ("router.mode=combined", "parallel.step_timeout_s=120")
 
 
-@pytest.mark.parametrize("size", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "size", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)]
+)
 def test_a_group_answers_as_a_lone_engine(solo: Solo, tokenizer: Tokenizer, size: int) -> None:
     """The default model has 9 query and 3 KV heads; forks of a prompt are copied on every rank."""
     config, store = settings(*GROUP, f"parallel.tensor_parallel_size={size}"), MemoryStore()

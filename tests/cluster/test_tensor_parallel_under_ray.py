@@ -26,7 +26,7 @@ from core.clock import MonotonicClock
 
 RANK = "tandem-decode-0-rank-1"
 NICE = 7
-ASKED = {"prompt": some_tokens(100, seed=3), "max_tokens": 400, "ignore_eos": True}
+ASKED = {"prompt": some_tokens(100, seed=3), "max_tokens": 200, "ignore_eos": True}
 SETTINGS = (
     "parallel.prefill_tensor_parallel_size=2",
     "parallel.decode_tensor_parallel_size=2",

@@ -24,7 +24,7 @@ from router.tenants.call import Call
 
 PUBLIC: dict[str, dict[str, object]] = {"observability": {"debug_requests": "public"}}
 DESKTOP, PHONE = (1280, 900), (390, 844)
-RATE, SHORT_S, LONG_S = 200, 8, 300
+RATE, SHORT_S, LONG_S = 200, 5, 300
 """Requests a second that end while a page looks on, and for how many seconds."""
 
 

@@ -93,7 +93,7 @@ def ask(address: str, operation: Any, mode: GenerationMode, checks: Any, number:
 
 
 def test_what_is_served_keeps_to_the_document(served: str) -> None:
-    ask_everything(served, num_examples=10)
+    ask_everything(served, num_examples=5)
 
 
 @pytest.mark.slow
