@@ -36,6 +36,8 @@ _SETTINGS = (
     "kv_transfer.lease_s=10",
     "worker.drain_timeout_s=20",
 )
+_FEW_BLOCKS_A_MESSAGE = "kv_transfer.max_message_bytes=1048576"
+"""For a real model's large blocks: links fill their staging before memory is noted, not after."""
 _TINY_PACE = "step:delay=0.06:every=6"
 """A token each 10 ms or so: streams are long enough to be hit, and cores stay free."""
 
@@ -62,7 +64,7 @@ def make_house(wanted: HouseWanted) -> tuple[House, str, Sizes]:
 
     Raises ConfigError without a redis-server where one is needed.
     """
-    model: tuple[str, ...] = (f"model.model={wanted.model}",)
+    model: tuple[str, ...] = (f"model.model={wanted.model}", _FEW_BLOCKS_A_MESSAGE)
     sizes, pace = Sizes(1_000, 30_000, max_output=60), ""
     if wanted.model == TINY:
         path = write_tiny_model(wanted.scratch / "model")
