@@ -65,8 +65,10 @@ def torn(data: bytes) -> st.SearchStrategy[bytes]:
 
 # Made once: hypothesis keeps what a `flatmap` makes for every example.
 asked = st.one_of(
-    st.tuples(st.just(path), torn(json.dumps(body, ensure_ascii=False).encode()))
-    for path, body in GOOD.items()
+    [
+        st.tuples(st.just(path), torn(json.dumps(body, ensure_ascii=False).encode()))
+        for path, body in GOOD.items()
+    ]
 )
 content_types = st.sampled_from(["application/json"] * 5 + CONTENT_TYPES)
 
