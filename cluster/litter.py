@@ -6,10 +6,15 @@ import contextlib
 import os
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from cluster.run_record import dead_runs
+
+_DYING_S = 3.0
+"""What a killed process may take to be gone, on a busy machine."""
+_LOOK_AGAIN_S = 0.01
 
 
 def processes_of(temp_dir: Path, proc: Path = Path("/proc")) -> set[int]:
@@ -28,10 +33,16 @@ def processes_of(temp_dir: Path, proc: Path = Path("/proc")) -> set[int]:
 
 
 def remove(temp_dir: Path) -> None:
-    """Kills what still runs out of `temp_dir`, then deletes it. Idempotent."""
-    for pid in processes_of(temp_dir):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
+    """Kills what still runs out of `temp_dir`, also what that starts meanwhile, and deletes it once
+    all are gone, or after `_DYING_S`. Idempotent."""
+    deadline = time.monotonic() + _DYING_S
+    while left := processes_of(temp_dir):
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if time.monotonic() >= deadline:
+            break
+        time.sleep(_LOOK_AGAIN_S)
     shutil.rmtree(temp_dir, ignore_errors=True)
 
 
