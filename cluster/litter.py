@@ -15,6 +15,7 @@ from cluster.run_record import dead_runs
 _DYING_S = 3.0
 """What a killed process may take to be gone, on a busy machine."""
 _LOOK_AGAIN_S = 0.01
+"""They are others' children, and may start more: there is no event to wait for."""
 
 
 def processes_of(temp_dir: Path, proc: Path = Path("/proc")) -> set[int]:
