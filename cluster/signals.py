@@ -18,6 +18,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import TypeAlias
 
@@ -96,7 +97,8 @@ class StopSignals:
     def _notify(self, number: int, *, again: bool) -> None:
         event = self.hurry if again and number in SIGNALS else self.requested
         if number != _CLOSE:
-            self._loop.call_soon_threadsafe(event.set)
+            with suppress(RuntimeError):  # the loop has ended: nobody waits, the grace time counts
+                self._loop.call_soon_threadsafe(event.set)
 
     def _exit_overdue(self) -> None:
         if self._last_words is not None:

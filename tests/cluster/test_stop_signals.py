@@ -113,6 +113,18 @@ signals.arm()
         assert rest(started) == (EXIT_OVERDUE, "leaving\n")
 
 
+def test_a_signal_after_the_loop_has_ended_keeps_the_grace() -> None:
+    body = """
+import atexit
+atexit.register(lambda: (signals.arm(), time.sleep(30)))
+signals.arm()
+await signals.requested.wait()
+say('ready')
+"""
+    with process(body, "(0.3,)") as started:
+        assert rest(started) == (EXIT_OVERDUE, "")
+
+
 def test_handlers_are_put_back_afterwards() -> None:
     body = """
 say('ready')
