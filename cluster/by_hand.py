@@ -17,7 +17,6 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from cluster.child_ranks import ChildRanks
-from cluster.loaded import keep_loaded
 from cluster.plan import num_ranks
 from cluster.priority import give_way
 from cluster.shell import Ending, Endpoints, MakeRouter, MakeWorker
@@ -25,6 +24,7 @@ from cluster.signals import StopSignals
 from cluster.store_factory import connect_store
 from core.config import Config
 from core.errors import TandemError
+from core.loaded import keep_loaded
 from core.request import Phase
 from state.store import Member
 

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import ray.util
 
-from cluster.loaded import keep_loaded
 from cluster.logs import configure_logging, redirect_output
 from cluster.own_address import with_own_address
 from cluster.priority import give_way
@@ -24,6 +23,7 @@ from cluster.ray_store import StoreRef, open_store
 from cluster.shell import End, Ending, MakeRouter, MakeWorker, Ready, Worker
 from core.config import Config
 from core.errors import TandemError
+from core.loaded import keep_loaded
 from core.request import Phase
 from engine.rendezvous import Rendezvous
 

@@ -14,6 +14,7 @@ import uvloop
 from bench.front.process import say
 from bench.front.worker import COMPAT_KEY, EPOCH, WORKER_ID
 from core.config import Config, load_config
+from core.loaded import keep_loaded
 from core.request import Phase
 from router.server import RouterServer
 from state.memory import MemoryStore
@@ -43,6 +44,7 @@ async def _serve(config: Config, worker_address: str) -> None:
     ports = await server.start()
     while server.fleet.readiness() is not None:
         await asyncio.sleep(0.01)
+    keep_loaded()
     say(f"http://127.0.0.1:{ports.http}/v1")
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)

@@ -8,7 +8,7 @@ import sys
 # A process of its own: what is frozen stays so.
 SCRIPT = """
 import gc
-from cluster.loaded import keep_loaded
+from core.loaded import keep_loaded
 
 class Ring:
     def __init__(self):
