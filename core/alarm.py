@@ -16,6 +16,8 @@ class Alarm:
 
     def __init__(self) -> None:
         self._is_set = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """Asked for once, which takes a system call."""
         self._waiter: asyncio.Future[None] | None = None
         self._deadline = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -28,7 +30,9 @@ class Alarm:
     async def wait(self, timeout_s: float) -> bool:
         """Whether it was set, before or within the timeout; it is no longer set then."""
         if not self._is_set:
-            loop = asyncio.get_running_loop()
+            if self._loop is None:
+                self._loop = asyncio.get_running_loop()
+            loop = self._loop
             self._deadline = loop.time() + timeout_s
             if self._timer is None or self._timer.when() > self._deadline:
                 self._arm(loop)
