@@ -1,33 +1,33 @@
-"""Lets the pieces of a stream go to the server itself, past those who have seen the answer's head.
+"""Lets the pieces of a stream go to the connection itself, past who has seen the answer's head.
 
 Middleware wraps `send` to see or change how an answer begins. All that it does with a body is to
-pass it on, piece by piece, which takes 3 us a token where there are five of them.
+pass it on, piece by piece, which takes 3 us a token where there are five of them; a message and an
+event for each piece take as much again.
 """
 
 from __future__ import annotations
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from collections.abc import Awaitable, Callable
 
-_EXTENSION = "tandem.direct_send"
+from starlette.types import Scope, Send
 
+PIECES = "tandem.pieces"
+"""Where in a scope's state a connection says who takes them."""
 
-class DirectSend:
-    """To be put around everything else."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        extensions = scope.setdefault("extensions", {})
-        extensions[_EXTENSION] = send
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            # The server's `send` knows the scope: neither would be freed by itself.
-            del extensions[_EXTENSION]
+SendPiece = Callable[[bytes], Awaitable[None]]
+"""Takes the next piece of an answer's body, as soon as the client has room for it."""
 
 
-def direct_send(scope: Scope, otherwise: Send) -> Send:
-    """The server's own `send` for this request, if there is one."""
-    send: Send = scope.get("extensions", {}).get(_EXTENSION, otherwise)
-    return send
+def piece_sender(scope: Scope, send: Send) -> SendPiece:
+    """For the body of an answer whose head was sent: the connection, or `send` if it takes none."""
+    direct: SendPiece | None = scope.get("state", {}).get(PIECES)
+    return as_messages(send) if direct is None else direct
+
+
+def as_messages(send: Send) -> SendPiece:
+    """Pieces as ASGI has them."""
+
+    async def send_piece(piece: bytes) -> None:
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+
+    return send_piece

@@ -21,7 +21,7 @@ from fastapi.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from core.errors import TandemError
-from router.http.direct_send import direct_send
+from router.http.direct_send import SendPiece, as_messages, piece_sender
 from router.http.errors import error_event, error_response, hidden_bug
 
 log = logging.getLogger(__name__)
@@ -54,13 +54,11 @@ class StreamReply(Response):
         self._error_headers = dict(headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        watched = WatchedSend(send)
-        work = self._run(scope, receive, watched, direct_send(scope, send))
+        watched = WatchedSend(send, piece_sender(scope, send))
+        work = self._run(scope, receive, watched)
         await until_disconnect(receive, work, watched.stalled(self._send_timeout_s))
 
-    async def _run(
-        self, scope: Scope, receive: Receive, send: WatchedSend, send_pieces: Send
-    ) -> None:
+    async def _run(self, scope: Scope, receive: Receive, send: WatchedSend) -> None:
         async with aclosing(self._frames) as frames:
             try:
                 first = await anext(frames)
@@ -69,15 +67,14 @@ class StreamReply(Response):
                 return
             start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
             await send(start)
-            send.go_on(send_pieces)
-            await send({"type": "http.response.body", "body": first, "more_body": True})
+            await send.piece(first)
             await self._send_rest(frames, send)
 
-    async def _send_rest(self, frames: AsyncGenerator[bytes, None], send: Send) -> None:
+    async def _send_rest(self, frames: AsyncGenerator[bytes, None], send: WatchedSend) -> None:
         last = b""
         try:
             async for frame in frames:
-                await send({"type": "http.response.body", "body": frame, "more_body": True})
+                await send.piece(frame)
         except TandemError as error:
             last = self._on_error(error)
         except Exception:
@@ -118,8 +115,10 @@ class WatchedSend:
     One look at the clock a message, and one timer an answer.
     """
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, send_piece: SendPiece | None = None) -> None:
+        """`send_piece`: where pieces go, if not to `send` as messages."""
         self._send = send
+        self._send_piece = send_piece or as_messages(send)
         self._loop = asyncio.get_running_loop()
         self._waiting_since: float | None = None
 
@@ -128,9 +127,11 @@ class WatchedSend:
         await self._send(message)
         self._waiting_since = None
 
-    def go_on(self, send: Send) -> None:
-        """What follows is sent there."""
-        self._send = send
+    async def piece(self, piece: bytes) -> None:
+        """A piece of the body of an answer whose head was sent."""
+        self._waiting_since = self._loop.time()
+        await self._send_piece(piece)
+        self._waiting_since = None
 
     async def stalled(self, timeout_s: float) -> None:
         """Returns when one send has taken that long."""

@@ -14,7 +14,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from core.errors import ConfigError
 from protos.certificate_files import CertificateFiles, FrontTls
-from router.http.direct_send import DirectSend
 from router.http.protocol import StreamingProtocol
 from router.http.slow_clients import Patience
 
@@ -62,7 +61,7 @@ class HttpServer:
         """Binds and serves; the port that was bound. Raises ConfigError if it is taken."""
         listener = listen(self._host, self._port)
         config = uvicorn.Config(
-            DirectSend(self._app),
+            self._app,
             # Whatever is installed: httptools refuses headers that h11 takes (a DEL in a value)
             http=StreamingProtocol,
             lifespan="off",
