@@ -32,23 +32,27 @@ class Detokenizer:
     ) -> None:
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_token_ids - kept if skip_special_tokens else frozenset()
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._begun = b""
+        """The first bytes of a character whose end has not come yet."""
         self._strip_space = tokenizer.spelling.strips_leading_space and not after_text
 
     def push(self, token_ids: Iterable[int]) -> str:
         """Text that is final with these tokens; never ends inside a character."""
         token_bytes, skipped = self._tokenizer.token_bytes, self._skipped
-        data = b"".join([token_bytes(i) for i in token_ids if i not in skipped])
-        return self._stripped(self._decoder.decode(data))
+        data = self._begun + b"".join([token_bytes(i) for i in token_ids if i not in skipped])
+        text, num_decoded = codecs.utf_8_decode(data, "replace", False)
+        self._begun = data[num_decoded:]
+        return self._stripped(text)
 
     def flush(self) -> str:
         """The rest, when no token follows."""
-        return self._stripped(self._decoder.decode(b"", final=True))
+        begun, self._begun = self._begun, b""
+        return self._stripped(begun.decode("utf-8", "replace"))
 
     @property
     def in_character(self) -> bool:
         """Whether the last token ended inside a character, which is held back."""
-        return bool(self._decoder.getstate()[0])
+        return bool(self._begun)
 
     def _stripped(self, text: str) -> str:
         if self._strip_space and text:
