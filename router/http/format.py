@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from json.encoder import encode_basestring_ascii
 
 from router.generation import Generation, Usage
 
@@ -12,6 +13,8 @@ TEXT = "\x00text\x00"
 """Stands for a text that is yet to come, where nothing else can be equal to it."""
 
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
+_quoted = encode_basestring_ascii
+"""What `_to_json` makes of a text."""
 
 
 def frame(value: Mapping[str, object]) -> bytes:
@@ -64,7 +67,7 @@ class TextFrames:
         if index not in self._around:
             self._around[index] = self._frames.around(self._choice_of(index))
         before, after = self._around[index]
-        return (before + _to_json(text) + after).encode()
+        return (before + _quoted(text) + after).encode()
 
 
 class RunningUsage:
