@@ -160,9 +160,12 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TokenEvent:
-    """One token of one choice. `position` is its index among the choice's output tokens."""
+    """One token of one choice. `position` is its index among the choice's output tokens.
+
+    Nobody changes one; it is not frozen, since that takes three times as long to make.
+    """
 
     transfer_id: str
     choice: int

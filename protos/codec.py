@@ -165,15 +165,10 @@ def add_token(batch: pb.TokenBatch, t: TokenEvent) -> None:
 
 
 def token_from_wire(t: pb.Token) -> TokenEvent:
+    """By position, since names of arguments take time and every token comes through here."""
     logprobs = _logprobs_from_wire(t.logprobs) if t.HasField("logprobs") else None
-    return TokenEvent(
-        transfer_id=t.transfer_id,
-        choice=t.choice,
-        position=t.position,
-        token_id=t.token_id,
-        logprobs=logprobs,
-        finish_reason=FinishReason(t.finish_reason) if t.finish_reason else None,
-    )
+    reason = FinishReason(t.finish_reason) if t.finish_reason else None
+    return TokenEvent(t.transfer_id, t.choice, t.position, t.token_id, logprobs, reason)
 
 
 def _fill_logprobs(wire: pb.Logprobs, logprobs: TokenLogprobs) -> None:

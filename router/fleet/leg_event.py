@@ -45,9 +45,9 @@ LegEvent = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FromLeg:
-    """An event and the leg it came from."""
+    """An event and the leg it came from. As with `TokenEvent`, nobody changes one."""
 
     phase: Phase
     event: LegEvent
