@@ -120,12 +120,13 @@ class RequestLife:
         Raises a TandemError if the request can't be finished: nothing comes after it.
         """
         try:
-            while not self._is_over():
+            over = self._is_over()
+            while not over:
                 if not self._settled:
                     self._settle()
                 for delta in self._apply(await self._inbox.take(self._patience_s())):
                     yield delta
-                self._check()
+                over = self._check()
             self.timeline.finished = self._clock.now()
         finally:
             self._close()
@@ -211,18 +212,21 @@ class RequestLife:
             until = min(until, self._waiting_since + self._settings.no_worker_timeout_s)
         return max(0.0, until - self._clock.now())
 
-    def _check(self) -> None:
-        """Raises what ended the request: a failure, its deadline, or nobody to serve it."""
+    def _check(self) -> bool:
+        """Whether it is over. Raises what else ended it: a failure, its deadline, or nobody to
+        serve it."""
         if self._error is not None:
             raise self._error
         if self._is_over():
-            return
+            return True
         now = self._clock.now()
         if now >= self.request.deadline:
             raise DeadlineError("the request's deadline passed")
-        waited_s = now - self._waiting_since
-        if self._waiting is not None and waited_s >= self._settings.no_worker_timeout_s:
-            raise no_pair_error(self._waiting)
+        if self._waiting is not None:
+            waited_s = now - self._waiting_since
+            if waited_s >= self._settings.no_worker_timeout_s:
+                raise no_pair_error(self._waiting)
+        return False
 
     # ---- events
 
@@ -307,8 +311,10 @@ class RequestLife:
 
     def _note_tokens(self, choice: Choice, delta: Delta) -> None:
         total = len(choice.token_ids)
-        for position in range(total - len(delta.token_ids), min(total, NOTED_TOKENS)):
-            self.timeline.token(position, self._clock.now())
+        begin = total - len(delta.token_ids)
+        if begin < NOTED_TOKENS:
+            for position in range(begin, min(total, NOTED_TOKENS)):
+                self.timeline.token(position, self._clock.now())
 
     # ---- move
 
