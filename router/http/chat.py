@@ -56,9 +56,7 @@ class ChatAnswer:
                 begun.add(delta.choice)
                 if event := role + self._delta_frame(delta):
                     yield event
-        if self._body.include_usage or self._body.include_timings:
-            yield self._final_frame()
-        yield DONE
+        yield self._last_frames()
 
     async def whole(self) -> dict[str, object]:
         """The answer when every choice has ended."""
@@ -124,11 +122,14 @@ class ChatAnswer:
             return MessageDelta(delta.text, finish_reason=delta.finish_reason)
         return reader.read(delta)
 
-    def _final_frame(self) -> bytes:
+    def _last_frames(self) -> bytes:
+        """What follows the last choice's end, as one piece."""
+        if not (self._body.include_usage or self._body.include_timings):
+            return DONE
         event = self._head | {"choices": [], "usage": usage_of([self._generation])}
         if self._body.include_timings:
             event["tandem"] = extension_of([self._generation])
-        return frame(event)
+        return frame(event) + DONE
 
 
 def _choice(

@@ -70,9 +70,7 @@ class CompletionAnswer:
                 if event := self._choice_frame(index, prompt, delta, first=first):
                     yield event
                 begun.add(index)
-        if self._body.include_usage or self._body.include_timings:
-            yield self._final_frame()
-        yield DONE
+        yield self._last_frames()
 
     async def whole(self) -> dict[str, object]:
         """The answer when every choice of every prompt has ended."""
@@ -153,11 +151,14 @@ class CompletionAnswer:
             choice["logprobs"] = joined_completion_logprobs(parts)
         return self._choice_frames.frame(choice, usage=usage)
 
-    def _final_frame(self) -> bytes:
+    def _last_frames(self) -> bytes:
+        """What follows the last choice's end, as one piece."""
+        if not (self._body.include_usage or self._body.include_timings):
+            return DONE
         event = self._head | {"choices": [], "usage": usage_of(self._generations)}
         if self._body.include_timings:
             event["tandem"] = extension_of(self._generations)
-        return frame(event)
+        return frame(event) + DONE
 
 
 def _text_choice(index: int) -> dict[str, object]:
