@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from contextvars import Context
+from typing import TypeVarTuple
 
-from core.alarm import Alarm
+from core.alarm import SLACK_S, Alarm
 
 LONG_S = 60.0
+
+Arguments = TypeVarTuple("Arguments")
 
 
 def test_a_wait_ends_at_once_when_the_alarm_was_set_before() -> None:
@@ -68,3 +73,34 @@ def test_a_cancelled_wait_leaves_the_alarm_usable() -> None:
             alarm.close()
 
     assert asyncio.run(run())
+
+
+class CountingLoop(asyncio.SelectorEventLoop):
+    """Counts the timers that are armed on it."""
+
+    num_timers = 0
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[*Arguments], object],
+        *args: *Arguments,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        self.num_timers += 1
+        return super().call_at(when, callback, *args, context=context)
+
+
+def test_a_deadline_that_wanders_a_little_arms_no_timer_anew() -> None:
+    async def run(loop: CountingLoop) -> list[int]:
+        alarm, counts = Alarm(), []
+        for timeout_s in (LONG_S, LONG_S - SLACK_S / 2, LONG_S - 1.0):
+            loop.call_soon(alarm.set)
+            await alarm.wait(timeout_s)
+            counts.append(loop.num_timers)
+        alarm.close()
+        return counts
+
+    loop = CountingLoop()
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        assert runner.run(run(loop)) == [1, 1, 2]
