@@ -85,6 +85,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     trap: Trap = field(default_factory=lambda: Trap())
     silent: bool = False
     """Sends nothing more, like a stopped process."""
+    deaf: bool = False
+    """What comes in is lost, as on a stream that is about to break."""
+    num_unheard: int = 0
     failures: list[AttemptFailed] = field(default_factory=list)
     """The next attempts fail with these; their transfer ids are filled in."""
 
@@ -228,6 +231,10 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self, requests: AsyncIterator[worker_pb2.SessionRequest], session: _Session
     ) -> None:
         async for request in requests:
+            if self.deaf:
+                self.num_unheard += 1
+                await self._notify()
+                continue
             match request.WhichOneof("kind"):
                 case "prefill":
                     self._begin(session, codec.attempt_from_wire(request.prefill), None)

@@ -4,7 +4,7 @@
     serve     Prefill, Decode, Move and Cancel go out; events go to the sink of their transfer id;
               when the worker begins to drain, every attempt hears of it
     lose      stream ended, silent too long, or refused: every attempt hears WorkerLost at once;
-              cancels that were not said are said when this incarnation is met again
+              cancels that it may not have heard are said when this incarnation is met again
     back off  wait, doubling up to a limit, and connect again; `close` ends it from any state
 
 A worker reports its load several times a second, so silence means that it is stopped or unreachable
@@ -36,7 +36,7 @@ from state.store import Member
 
 log = logging.getLogger(__name__)
 
-_MAX_UNSAID = 4096
+_MAX_CANCELS = 4096
 
 CHANNEL_OPTIONS = (
     # Finds a dead host under an idle stream; the load reports in between keep servers content.
@@ -59,7 +59,7 @@ class SessionSettings:
     router_id: str
     connect_timeout_s: float = 5.0
     silence_s: float = 5.0
-    """No message for this long, give or take a twentieth: the worker is lost."""
+    """No message for this long: the worker is lost."""
     first_backoff_s: float = 0.05
     last_backoff_s: float = 2.0
     certificates: PeerCertificates = None
@@ -89,9 +89,10 @@ class WorkerSession:
         self._sinks: dict[str, Sink] = {}
         self._outgoing: asyncio.Queue[worker_pb2.SessionRequest | None] = asyncio.Queue()
         """None ends the stream."""
-        self._unsaid: deque[worker_pb2.SessionRequest] = deque(maxlen=_MAX_UNSAID)
-        """Cancels for when there is a stream again: a worker that was done with an attempt may keep
-        KV for it, and does not give that up when a stream ends."""
+        self._cancels: deque[tuple[float, worker_pb2.SessionRequest]] = deque(maxlen=_MAX_CANCELS)
+        """When they were said, and to whom nobody may have listened; all those of the time without
+        a stream. A worker that was done with an attempt may keep KV for it, and does not give that
+        up when a stream ends."""
         self._closing = asyncio.Event()
         self._is_unreachable = False
 
@@ -150,8 +151,8 @@ class WorkerSession:
         request = worker_pb2.SessionRequest(cancel=cancel)
         if self.connected:
             self._outgoing.put_nowait(request)
-        else:
-            self._unsaid.append(request)
+            self._forget_heard_cancels()
+        self._cancels.append((asyncio.get_running_loop().time(), request))
 
     def move(self, transfer_id: str) -> None:
         """Asks a decode worker to let go of the leg: Moved follows for each choice. Idempotent."""
@@ -246,8 +247,7 @@ class WorkerSession:
             raise _RefusedError(f"speaks protocol {info.protocol_version}, not {PROTOCOL_VERSION}")
         self._info = info
         self.num_blocks = info.num_blocks
-        while self._unsaid:
-            self._outgoing.put_nowait(self._unsaid.popleft())
+        self._say_cancels_again()
         self._load = codec.load_from_wire(info.load)
         log.info("connected to %s worker %s", info.role, info.worker_id)
         self._on_change()
@@ -283,7 +283,8 @@ class WorkerSession:
     def _lose(self, reason: str) -> None:
         """Every attempt hears of it at once; `info` goes first, so that none is sent back here."""
         was_connected, self._info = self.connected, None
-        self._keep_cancels()
+        if was_connected:
+            self._forget_heard_cancels()
         self._outgoing.put_nowait(None)
         self._load = LoadReport(ready=False)
         self._assignments.clear()
@@ -298,12 +299,17 @@ class WorkerSession:
             self._tell_lost(transfer_id, sink, reason)
         self._on_change()
 
-    def _keep_cancels(self) -> None:
-        """Those that are still queued."""
-        while not self._outgoing.empty():
-            request = self._outgoing.get_nowait()
-            if request is not None and request.HasField("cancel"):
-                self._unsaid.append(request)
+    def _forget_heard_cancels(self) -> None:
+        """Of a stream: had nobody listened since then, silence would have told."""
+        heard_before = asyncio.get_running_loop().time() - 2 * self._settings.silence_s
+        while self._cancels and self._cancels[0][0] < heard_before:
+            self._cancels.popleft()
+
+    def _say_cancels_again(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        for index, (_, cancel) in enumerate(self._cancels):
+            self._cancels[index] = now_s, cancel
+            self._outgoing.put_nowait(cancel)
 
     def _tell_lost(self, transfer_id: str, sink: Sink, reason: str) -> None:
         worker_id = self.member.worker_id

@@ -87,6 +87,22 @@ def test_a_cancel_that_finds_no_session_is_said_when_there_is_one_again(texts: T
     in_house(texts, test)
 
 
+def test_a_cancel_that_was_lost_with_its_session_is_said_again(texts: Texts) -> None:
+    async def test(h: House) -> None:
+        h.d.gate.clear()
+        async with h.http.stream("POST", "/v1/completions", json=body(stream=True)) as response:
+            async for _ in events(response):
+                break
+            h.p.deaf = True
+        await h.p.until(lambda w: w.num_unheard == 1)
+        h.p.deaf = False
+        h.p.drop_sessions()
+        transfer_id = h.p.attempts[0].transfer_id
+        await h.p.until(lambda w: (transfer_id, ()) in w.cancels)
+
+    in_house(texts, test)
+
+
 def test_a_client_that_leaves_mid_stream_stops_the_decode(texts: Texts) -> None:
     async def test(h: House) -> None:
         h.d.gate.clear()
