@@ -132,7 +132,7 @@ def test_every_rank_gets_its_heads_from_a_group_of_any_size(
     assert sent.num_bytes == received.num_bytes > 0
 
 
-@pytest.mark.parametrize("kind", ["gloo", "secure", "shared", "nearest"])
+@pytest.mark.parametrize("kind", ["gloo", "tcp", "secure", "shared", "nearest"])
 @pytest.mark.parametrize(("prefill_ranks", "decode_ranks"), [(2, 1), (1, 2), (2, 3)])
 def test_groups_meet_over_real_links(
     make_pair: MakePair, prefill_ranks: int, decode_ranks: int, kind: str, tmp_path: Path
