@@ -91,9 +91,7 @@ def test_what_is_packed_unpacks_to_the_same_bits(spec: KVSpec) -> None:
 
 
 @pytest.mark.parametrize("blocks", [[], [3], [0, 1, 2, 3, 4, 5], [4, 5, 1, 0, 2, 3]], ids=str)
-def test_places_hold_what_is_packed_and_neighbours_are_one(
-    spec: KVSpec, blocks: list[int]
-) -> None:
+def test_places_hold_what_is_packed_and_neighbours_are_one(spec: KVSpec, blocks: list[int]) -> None:
     storage = random_storage(spec)
     places = storage.places(blocks)
     assert places is not None
