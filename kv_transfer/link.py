@@ -80,7 +80,11 @@ class DataLink(Protocol):
 
 @runtime_checkable
 class GatheringLink(DataLink, Protocol):
-    """One that sends from memory of the host, wherever it lies."""
+    """One that sends from memory of the host, wherever it lies.
+
+    Its messages move in calls of its thread alone. So who waits for another rank may have none
+    under way, and several are waited for in order of their data links' numbers, on all ranks.
+    """
 
     def send_from(self, places: Sequence[memoryview]) -> Pending:
         """Starts one message of all of them, in order.

@@ -4,8 +4,7 @@ connect   hear where all ranks wait > welcome D > the data links of all ranks, w
 serve     all pieces that are due > announce > pack the first into its slot, part by part, and start
           sending each; with nothing to pack, wait for the oldest send; D's acknowledgements free
           slots. With several ranks or checksums: pack on all ranks > announce > start sending.
-          Some links take whole blocks from their places: then none is packed, and they are read
-          until they are sent
+          A link that takes blocks from their places reads them until they are sent
 fail      stream ended, data link broke, a deadline passed, or P stops: leases pulled over this
           link end, the data links and the stream are closed
 
@@ -196,9 +195,10 @@ class SenderLink:
 
     def _serve_until_it_fails(self, owed: deque[Piece], sending: UnderWay) -> None:
         """`owed` are pieces that are announced and not packed: never left behind."""
+        most = self._plan.size.num_slots if self._lanes.move_alone or not self._others else 1
         while True:
-            if len(sending) == self._plan.size.num_slots:  # the next one's slot is the oldest one's
-                sending.wait()
+            if len(sending) == most:
+                sending.wait()  # the next one's slot is its own
             piece = self._sender.next_piece(self.link_id, wait=not owed and not sending)
             if piece is not None and self._announces_first:
                 self._owe(piece, owed)
