@@ -4,7 +4,7 @@
             them under way: nothing is announced, acknowledged, packed or unpacked
     parts   the same in the pieces that a pull's messages travel in, as many bytes under way
     pull    from D's asking for blocks that P has computed, until all of them are in D's pool; over
-            each kind of data link: gloo, as between machines, and shared memory, as within one
+            each kind of data link: TCP, as between machines, gloo, and shared memory, as within one
 
 Run by run side by side; medians are reported, and a ratio's median is of pairs.
 """
@@ -18,7 +18,7 @@ from typing import Literal, get_args
 from bench.report import SCHEMA_VERSION, MachineReport
 from bench.stats import median
 
-LinkKind = Literal["gloo", "shm"]
+LinkKind = Literal["tcp", "gloo", "shm"]
 LINK_KINDS: tuple[LinkKind, ...] = get_args(LinkKind)
 
 

@@ -61,6 +61,6 @@ def _until_failed_s(
 
 def begin_pull(p: PrefillProcess, d: DecodeSide) -> None:
     """Leaves a pull open, of blocks that P has yet to compute, on a link that has carried some."""
-    d.pull(p.offer(1))
-    d.begin(p.offer(_NUM_BLOCKS, computed=False))
-    d.pull(p.offer(1))  # asked for later, so the other one is open
+    d.pull(p.offer(d.kind, 1))
+    d.begin(p.offer(d.kind, _NUM_BLOCKS, computed=False))
+    d.pull(p.offer(d.kind, 1))  # asked for later, so the other one is open

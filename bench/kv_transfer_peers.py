@@ -2,7 +2,7 @@
 
 P   a process of its own, told over a pipe what to offer; its blocks are all computed beforehand
 D   here: a thread unpacks what arrives into blocks of its pool, as a step loop does; it chooses
-    the kind of links, P takes any
+    the kind of links, P waits for all
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import queue
 import signal
 import threading
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from types import TracebackType
@@ -24,7 +24,7 @@ import grpc.aio
 import torch
 from tandem_kernels.cpu.library import cpu_library
 
-from bench.kv_transfer import LinkKind
+from bench.kv_transfer import LINK_KINDS, LinkKind
 from bench.kv_transfer_raw import Messages, RawLink
 from core.clock import MonotonicClock
 from core.config import TransferConfig
@@ -35,6 +35,7 @@ from kv_cache.storage import KVStorage
 from kv_transfer.backend import make_links
 from kv_transfer.channel import server_options
 from kv_transfer.events import BlocksArrived, FirstToken, PullEvent, PullFailed
+from kv_transfer.link import LinkMaker
 from kv_transfer.receiver import Receiver
 from kv_transfer.sender import Sender
 from kv_transfer.service import KvTransferService
@@ -68,10 +69,10 @@ class PeerSettings:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where D finds P: its gRPC port, and the store where raw links meet."""
+    """Where D finds P: its gRPC port for each kind of links, and the store where raw links meet."""
 
     epoch: str
-    grpc_port: int
+    grpc_ports: Mapping[LinkKind, int]
     store_port: int
 
 
@@ -127,8 +128,8 @@ class PrefillProcess:
         self.process.join(PATIENCE_S)
         self._commands.close()
 
-    def offer(self, num_blocks: int, *, computed: bool = True) -> Handoff:
-        """The receipt of a prompt of so many blocks."""
+    def offer(self, kind: LinkKind, num_blocks: int, *, computed: bool = True) -> Handoff:
+        """The receipt of a prompt of so many blocks, to be pulled over this kind of links."""
         transfer_id = uuid.uuid4().hex
         self.say(Offer(transfer_id, num_blocks, computed))
         self._answer()
@@ -137,7 +138,7 @@ class PrefillProcess:
             transfer_id=transfer_id,
             worker_id="prefill-0",
             epoch=self.address.epoch,
-            address=f"{HOST}:{self.address.grpc_port}",
+            address=f"{HOST}:{self.address.grpc_ports[kind]}",
             compat_key=_COMPAT_KEY,
             num_tokens=num_blocks,
             first_block=0,
@@ -163,7 +164,7 @@ def _serve(commands: Connection, settings: PeerSettings) -> None:
     use_threads(settings.num_threads)
     config, clock, stats = settings.transfer, MonotonicClock(), TransferStats()
     storage = filled_storage(settings)
-    maker = make_links("auto", host=HOST, device="cpu")
+    makers = {kind: make_links(kind, host=HOST, device="cpu") for kind in LINK_KINDS}
     sender = Sender(
         lease_s=config.lease_s,
         overlap=config.overlap,
@@ -174,7 +175,7 @@ def _serve(commands: Connection, settings: PeerSettings) -> None:
     epoch = uuid.uuid4().hex
     identity = LinkIdentity("prefill-0", epoch, _COMPAT_KEY, settings.heads_by_rank)
 
-    async def listen() -> int:
+    async def listen(maker: LinkMaker) -> int:
         server = grpc.aio.server(options=server_options(config.timeout_s))
         service = KvTransferService(identity, sender, storage, maker, config, stats)
         add_KvTransferServicer_to_server(service, server)
@@ -185,9 +186,9 @@ def _serve(commands: Connection, settings: PeerSettings) -> None:
 
     servers: list[grpc.aio.Server] = []
     loop = LoopThread()
-    port = loop.run(listen())
-    store_port = maker.host().port
-    commands.send(Address(epoch, port, store_port))
+    ports = {kind: loop.run(listen(maker)) for kind, maker in makers.items()}
+    store_port = makers["gloo"].host().port
+    commands.send(Address(epoch, ports, store_port))
     raw: RawLink | None = None
     while True:
         try:
@@ -216,7 +217,7 @@ class DecodeSide:
     def __init__(self, settings: PeerSettings, kind: LinkKind) -> None:
         use_threads(settings.num_threads)
         self._settings = settings
-        self._kind: LinkKind = kind
+        self.kind: LinkKind = kind
         self.storage = filled_storage(settings)
         self.stats = TransferStats()
         self._inbox: queue.SimpleQueue[PullEvent | None] = queue.SimpleQueue()
@@ -270,7 +271,7 @@ class DecodeSide:
         return Receiver(
             identity,
             BlockFormat.of(self.storage),
-            make_links(self._kind, host=HOST, device="cpu"),
+            make_links(self.kind, host=HOST, device="cpu"),
             self._settings.transfer,
             loop=self._loop.loop,
             clock=MonotonicClock(),

@@ -89,21 +89,24 @@ class _Bench:
         for run in range(-_WARMUP_RUNS, self._plan.repeats):
             progress("warming up" if run < 0 else f"run {run + 1} of {self._plan.repeats}")
             for size, taken in samples.items():
-                sample = self._sample(size)
+                sample = self._sample(size, run)
                 if run >= 0:
                     taken.append(sample)
         return tuple(transfer_point(size, taken) for size, taken in samples.items())
 
-    def _sample(self, size: int) -> TransferSample:
+    def _sample(self, size: int, run: int) -> TransferSample:
+        """The kinds of links take turns in being first, which is no advantage."""
         num_slots = self._plan.max_inflight_messages
         num_parts = num_slots * self._message_bytes // self._part_bytes
         raw_s = self._raw_s(Messages(size, self._message_bytes, num_slots))
         parts_s = self._raw_s(Messages(size, self._part_bytes, num_parts))
-        pulls_s = {kind: self._pull_s(d, size) for kind, d in self._sides.items()}
+        first = run % len(LINK_KINDS)
+        in_turn = (*LINK_KINDS[first:], *LINK_KINDS[:first])
+        pulls_s = {kind: self._pull_s(self._sides[kind], size) for kind in in_turn}
         return TransferSample(raw_s, parts_s, pulls_s)
 
     def _pull_s(self, d: DecodeSide, size: int) -> float:
-        handoff = self._p.offer(size // SPEC.bytes_per_block)
+        handoff = self._p.offer(d.kind, size // SPEC.bytes_per_block)
         started = self._clock.now()
         d.pull(handoff)
         return self._clock.now() - started
@@ -117,7 +120,7 @@ class _Bench:
 
 def _setup(p: PrefillProcess, d: DecodeSide, clock: Clock) -> SetupReport:
     def pull_s() -> float:
-        handoff = p.offer(1)
+        handoff = p.offer(d.kind, 1)
         started = clock.now()
         d.pull(handoff)
         return clock.now() - started
@@ -135,7 +138,7 @@ def _wire_bytes(plan: TransferPlan, card: ModelCard, dtype: str, num_tokens: int
     num_blocks = spec.num_blocks(num_tokens)
     settings = _settings(plan, spec, num_blocks)
     with PrefillProcess(settings) as p, DecodeSide(settings, "gloo") as d:
-        d.pull(p.offer(num_blocks))
+        d.pull(p.offer(d.kind, num_blocks))
         return d.stats.totals().num_bytes
 
 

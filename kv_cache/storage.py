@@ -101,6 +101,22 @@ class KVStorage:
         staged = staging.to(self.device).view(len(blocks), *part.shape[1:])
         self._copies.unpack(part, blocks, staged)
 
+    def places(self, blocks: Sequence[int]) -> list[memoryview] | None:
+        """Where whole blocks lie, in order, those of neighbours in one; None: not on the host.
+
+        What is read there one after the other is what `pack` would have made of them.
+        """
+        if self.device.type != "cpu":
+            return None
+        assert all(0 <= block < self.num_blocks for block in blocks)
+        memory, size = self._pool.view(-1).numpy().data, self.bytes_per_block
+        places, begin = [], 0
+        for end in range(1, len(blocks) + 1):
+            if end == len(blocks) or blocks[end] != blocks[end - 1] + 1:
+                places.append(memory[blocks[begin] * size : (blocks[end - 1] + 1) * size])
+                begin = end
+        return places
+
     def touch(self, first_block: int, end_block: int) -> None:
         """Makes these blocks' memory present, as they are; at any time, from any thread. Leaves the
         cores to whoever else wants them."""

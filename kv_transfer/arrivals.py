@@ -148,10 +148,10 @@ class Arrivals:
                 posted.extend(self._post(lanes, others, item))
             if posted:
                 oldest = posted.popleft()
-                # Others first: a rank that is lost shows at once
-                intact = [arrival.wait() for arrival in oldest.elsewhere]
+                # Our own first: P's rank may be at them, and come to the others' only then
                 for pending in oldest.here:
                     pending.wait(self._timeout_s)
+                intact = [arrival.wait() for arrival in oldest.elsewhere]
                 self._deliver(oldest, lanes, whole, all(intact))
 
     def _check(self, item: Announced) -> None:

@@ -13,10 +13,11 @@ from kv_transfer.nearest_link import NearestLinkMaker
 from kv_transfer.secure_link import SecureLinkMaker
 from kv_transfer.shared_link import SharedLinkMaker
 from kv_transfer.shared_memory import IS_SUPPORTED
+from kv_transfer.tcp_link import TcpLinkMaker
 from kv_transfer.torch_link import TorchLinkMaker
 from protos.certificate_files import CertificateFiles, PeerTls
 
-Backend = Literal["auto", "shm", "gloo", "tls", "nccl", "memory"]
+Backend = Literal["auto", "shm", "tcp", "gloo", "tls", "nccl", "memory"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ def make_links(
 ) -> LinkMaker:
     """The link maker of a worker process at `host` with its KV on `device`.
 
-    auto: TLS with certificates, else nccl for KV on a GPU, gloo otherwise; and for KV on the host
+    auto: TLS with certificates, else nccl for KV on a GPU, TCP otherwise; and for KV on the host
     shared memory before either, where both ends are on one machine. Raises ConfigError for what
     can't work here.
     """
@@ -46,18 +47,19 @@ def make_links(
             raise ConfigError("kv_transfer.backend=shm needs Linux")
         case "shm":
             return SharedLinkMaker()
-        case "gloo" | "nccl" if certificates is not None:
+        case "tcp" | "gloo" | "nccl" if certificates is not None:
             _LOG.warning(
-                "kv_transfer.backend=%s is not protected by tls.*: whoever reaches the data ports "
-                "of %s can read and write KV",
+                "kv_transfer.backend=%s is not protected by tls.*: who is on the network of %s can "
+                "read and write KV",
                 backend,
                 host,
             )
     if backend in ("auto", "tls") and certificates is not None:
         network: LinkMaker = SecureLinkMaker(host=host, certificates=certificates)
+    elif backend == "tcp" or (backend == "auto" and device.type != "cuda"):
+        network = TcpLinkMaker(host=host)
     else:
-        kind = "nccl" if device.type == "cuda" and backend != "gloo" else "gloo"
-        network = TorchLinkMaker(host=host, backend=kind)
+        network = TorchLinkMaker(host=host, backend="gloo" if backend == "gloo" else "nccl")
     if backend != "auto" or device.type == "cuda" or not IS_SUPPORTED:
         return network
     return NearestLinkMaker(SharedLinkMaker(), network)

@@ -1,4 +1,7 @@
-"""Data links that fail on purpose: `core.faults` at kv_send and kv_recv, around any links."""
+"""Data links that fail on purpose: `core.faults` at kv_send and kv_recv, around any links.
+
+None takes blocks from their places: what a fault changes must be nobody's but the message's.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import torch
 
 from core.errors import TransferError
 from core.faults import FaultAction, FaultPoint, Faults
-from kv_transfer.link import DataLink, LinkMaker, Pending, Rendezvous
+from kv_transfer.link import DataLink, LinkMaker, Pending, Rendezvous, bytes_of
 
 _WRONG_BYTE = 0x41
 """As numbers of any type that KV has, bytes of this value are finite and far from usual ones."""
@@ -53,7 +56,7 @@ class _FaultyLink:
         return memory
 
     def send(self, message: torch.Tensor) -> Pending:
-        payload = message.view(-1).view(torch.uint8)
+        payload = bytes_of(message)
         match self._happens(FaultPoint.KV_SEND):
             case FaultAction.DROP:
                 return _Lost(self._aborted)
@@ -71,7 +74,7 @@ class _FaultyLink:
             return _Lost(self._aborted)
         if not self._shares:
             # So that what a truncated message leaves out is not there from an earlier one
-            buffer.view(-1).view(torch.uint8).fill_(_WRONG_BYTE)
+            bytes_of(buffer).fill_(_WRONG_BYTE)
         pending = self._inner.recv(buffer)
         return _Corrupted(pending, buffer) if happens is FaultAction.CORRUPT else pending
 
@@ -115,7 +118,7 @@ class _Corrupted:
 
     def wait(self, timeout_s: float) -> None:
         self._inner.wait(timeout_s)
-        _corrupt(self._buffer.view(-1).view(torch.uint8))
+        _corrupt(bytes_of(self._buffer))
 
 
 def _corrupt(payload: torch.Tensor) -> None:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 
 from core.errors import TransferError
-from kv_transfer.link import DataLink
+from kv_transfer.link import DataLink, GatheringLink
 from kv_transfer.rank_orders import LaneSpec
 from kv_transfer.staging import BlockFormat, Lane, Staging, StagingSize, staging_bytes
 
@@ -55,6 +55,11 @@ class Lanes:
 
     def __len__(self) -> int:
         return len(self._lanes)
+
+    @property
+    def move_alone(self) -> bool:
+        """Whether messages move while nobody waits for them."""
+        return not any(isinstance(lane.link, GatheringLink) for lane in self._lanes)
 
     def abort(self) -> None:
         """Kills those that are there, and wakes whoever waits on them; none is added after."""

@@ -21,8 +21,9 @@ it is the peer. So it stands in no log and no error.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -77,6 +78,23 @@ class DataLink(Protocol):
         ...
 
 
+@runtime_checkable
+class GatheringLink(DataLink, Protocol):
+    """One that sends from memory of the host, wherever it lies.
+
+    Its messages move in calls of its thread alone. So who waits for another rank may have none
+    under way, and several are waited for in order of their data links' numbers, on all ranks.
+    """
+
+    def send_from(self, places: Sequence[memoryview]) -> Pending:
+        """Starts one message of all of them, in order.
+
+        They are read by the link's thread, in its calls, until this message was waited for, whether
+        it has arrived or not, or the link was aborted.
+        """
+        ...
+
+
 class LinkMaker(Protocol):
     """Makes links: one object per worker process, used from many threads."""
 
@@ -100,3 +118,8 @@ class LinkMaker(Protocol):
     def close(self) -> None:
         """Stops accepting. Links live on."""
         ...
+
+
+def bytes_of(message: torch.Tensor) -> torch.Tensor:
+    """Of a contiguous tensor, uint8 [size_bytes]: no type matters on the wire."""
+    return message.view(-1).view(torch.uint8)

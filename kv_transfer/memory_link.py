@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 
 from core.errors import TransferError
-from kv_transfer.link import DataLink, Pending, Rendezvous
+from kv_transfer.link import DataLink, Pending, Rendezvous, bytes_of
 
 
 class MemoryLinkMaker:
@@ -132,7 +132,7 @@ class _MemoryLink:
 
     def _start(self, tensor: torch.Tensor, queue: deque[_MemoryPending]) -> Pending:
         with self._pair.changed:
-            pending = _MemoryPending(tensor.view(-1).view(torch.uint8), self._pair)
+            pending = _MemoryPending(bytes_of(tensor), self._pair)
             queue.append(pending)
             self._pair.match()
             return pending

@@ -22,7 +22,7 @@ import torch
 from torch._C._distributed_c10d import Work
 
 from core.errors import TransferError
-from kv_transfer.link import Pending
+from kv_transfer.link import Pending, bytes_of
 from kv_transfer.process_group import Group
 
 _LOG = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class NcclLink:
     def _start(self, tensor: torch.Tensor, *, sending: bool) -> Pending:
         if self._aborted.is_set():
             raise TransferError("the link is closed", reason="peer_lost")
-        payload = tensor.view(-1).view(torch.uint8)  # [size_bytes]: no type matters on the wire
+        payload = bytes_of(tensor)
         start = self._group.send if sending else self._group.recv
         try:
             return _NcclPending(self, start([payload], self._peer, _TAG), payload)

@@ -19,8 +19,8 @@ import torch
 
 from core.errors import TransferError
 from core.frames import read_exactly
-from kv_transfer.lazy_port import LazyPort
-from kv_transfer.link import DataLink, Pending, Rendezvous
+from kv_transfer.connection_maker import ConnectionMaker
+from kv_transfer.link import Pending, bytes_of
 from kv_transfer.link_port import cut
 from kv_transfer.secure_port import dial_secure, listen_securely
 from protos.certificate_files import CertificateFiles, PeerTls
@@ -29,45 +29,24 @@ _BACKEND = "tls"
 _LENGTH = struct.Struct("<Q")
 
 
-class SecureLinkMaker:
+class SecureLinkMaker(ConnectionMaker[ssl.SSLSocket]):
     """Makes TLS links for one process. Thread-safe."""
 
     def __init__(self, *, host: str, certificates: CertificateFiles[PeerTls]) -> None:
-        self._host = host
-        self._certificates = certificates
-        self._port = LazyPort(
-            lambda: listen_securely(host, certificates), f"cannot wait for links at {host}"
+        def dial(at: tuple[str, int], name: str, timeout_s: float) -> ssl.SSLSocket:
+            try:
+                return dial_secure(at, name, certificates, timeout_s)
+            except ssl.SSLCertVerificationError as error:
+                message = f"a link to {at[0]}:{at[1]}: not to be trusted: {error.verify_message}"
+                raise TransferError(message, reason="incompatible") from error
+
+        super().__init__(
+            backend=_BACKEND,
+            host=host,
+            listen=lambda: listen_securely(host, certificates),
+            dial=dial,
+            link=_SecureLink,
         )
-
-    def host(self) -> Rendezvous:
-        return Rendezvous(self._host, self._port.address(), _BACKEND)
-
-    def accept(self, name: str, timeout_s: float) -> DataLink:
-        return _SecureLink(self._port.take(name, timeout_s))
-
-    def abandon(self, name: str) -> None:
-        self._port.abandon(name)
-
-    def dial(self, rendezvous: Rendezvous, name: str, timeout_s: float) -> DataLink:
-        if rendezvous.backend != _BACKEND:
-            raise TransferError(
-                f"P sends over {rendezvous.backend}, D receives over {_BACKEND}",
-                reason="incompatible",
-            )
-        at = (rendezvous.host, rendezvous.port)
-        what = f"a link to {at[0]}:{at[1]}"
-        try:
-            return _SecureLink(dial_secure(at, name, self._certificates, timeout_s))
-        except ssl.SSLCertVerificationError as error:
-            message = f"{what}: not to be trusted: {error.verify_message}"
-            raise TransferError(message, reason="incompatible") from error
-        except TimeoutError as error:
-            raise TransferError(f"{what}: timed out", reason="timeout") from error
-        except OSError as error:
-            raise TransferError(f"{what}: {error}", reason="peer_lost") from error
-
-    def close(self) -> None:
-        self._port.close()
 
 
 class _SecureLink:
@@ -134,8 +113,7 @@ class _SecurePending:
     """A message on its way; keeps its buffer alive."""
 
     def __init__(self, tensor: torch.Tensor, link: _SecureLink, *, sending: bool) -> None:
-        # [size_bytes]: no type matters on the wire
-        self._payload = tensor.view(-1).view(torch.uint8)
+        self._payload = bytes_of(tensor)
         self._link = link
         self._sending = sending
         self._done = threading.Event()

@@ -9,6 +9,7 @@ import contextlib
 import socket
 import ssl
 
+from kv_transfer.connection_maker import listen_at, send_at_once
 from kv_transfer.link_port import LinkPort, show
 from protos.certificate_files import CertificateFiles, PeerTls
 
@@ -19,13 +20,11 @@ def listen_securely(host: str, certificates: CertificateFiles[PeerTls]) -> tuple
     """Waits for links at `host`, and says at which port. Raises OSError."""
 
     def screen(raw: socket.socket) -> ssl.SSLSocket:
-        _send_at_once(raw)
+        send_at_once(raw)
         context = certificates.current().server_context
         return context.wrap_socket(raw, server_side=True, do_handshake_on_connect=False)
 
-    family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
-    listener = socket.create_server((host, 0), family=family)
-    port: int = listener.getsockname()[1]
+    listener, port = listen_at(host)
     return LinkPort(listener, screen, ssl.SSLSocket.do_handshake), port
 
 
@@ -40,14 +39,9 @@ def dial_secure(
     context = certificates.current().client_context
     with contextlib.ExitStack() as stack:
         raw = stack.enter_context(socket.create_connection(address, timeout_s))
-        _send_at_once(raw)
+        send_at_once(raw)
         connection = context.wrap_socket(raw, server_hostname=certificates.name)
         stack.enter_context(connection)
         show(connection, name)
         stack.pop_all()
     return connection
-
-
-def _send_at_once(connection: socket.socket) -> None:
-    """Else a greeting takes 40 ms: a second small message waits until the first is acknowledged."""
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

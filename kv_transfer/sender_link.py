@@ -3,7 +3,8 @@
 connect   hear where all ranks wait > welcome D > the data links of all ranks, within timeout_s
 serve     all pieces that are due > announce > pack the first into its slot, part by part, and start
           sending each; with nothing to pack, wait for the oldest send; D's acknowledgements free
-          slots. With several ranks or checksums: pack on all ranks > announce > start sending
+          slots. With several ranks or checksums: pack on all ranks > announce > start sending.
+          A link that takes blocks from their places reads them until they are sent
 fail      stream ended, data link broke, a deadline passed, or P stops: leases pulled over this
           link end, the data links and the stream are closed
 
@@ -14,6 +15,7 @@ done its own (rank_link.py). It is announced, and its blocks may go, when all ra
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -33,6 +35,7 @@ from kv_transfer.rank_orders import OpenLanes
 from kv_transfer.sender import Sender
 from kv_transfer.staging import BlockFormat
 from kv_transfer.stats import TransferStats
+from kv_transfer.under_way import UnderWay
 from protos import kv_transfer_pb2 as pb
 
 
@@ -182,23 +185,27 @@ class SenderLink:
 
     def _serve(self) -> None:
         owed: deque[Piece] = deque()
+        sending = UnderWay(self._sender.packed, self._timeout_s)
         try:
-            self._serve_until_it_fails(owed)
+            self._serve_until_it_fails(owed, sending)
         finally:
+            sending.drop()
             for piece in owed:
                 self._sender.packed(piece)
 
-    def _serve_until_it_fails(self, owed: deque[Piece]) -> None:
+    def _serve_until_it_fails(self, owed: deque[Piece], sending: UnderWay) -> None:
         """`owed` are pieces that are announced and not packed: never left behind."""
-        sending: deque[list[Pending]] = deque()
+        most = self._plan.size.num_slots if self._lanes.move_alone or not self._others else 1
         while True:
+            if len(sending) == most:
+                sending.wait()  # the next one's slot is its own
             piece = self._sender.next_piece(self.link_id, wait=not owed and not sending)
             if piece is not None and self._announces_first:
                 self._owe(piece, owed)
             elif piece is not None or owed:
                 self._send(piece or owed.popleft(), sending)
             elif sending:
-                self._wait(sending.popleft())
+                sending.wait()
 
     @property
     def _announces_first(self) -> bool:
@@ -215,38 +222,40 @@ class SenderLink:
         else:
             self._sender.packed(piece)
 
-    def _send(self, piece: Piece, sending: deque[list[Pending]]) -> None:
-        if len(sending) == self._plan.size.num_slots:  # its slot is the oldest one's
-            self._wait(sending.popleft())
+    def _send(self, piece: Piece, sending: UnderWay) -> None:
         if not self._announces_first and not self._pack(piece):
             return
         # Counted before D can have it, so that whoever hears of its arrival finds it counted
         self._stats.message(self._size_bytes(piece))
-        send = self._pack_and_send if self._announces_first else self._send_packed
-        sending.append(send(piece))
-
-    def _wait(self, message: list[Pending]) -> None:
-        for pending in message:
-            pending.wait(self._timeout_s)
+        if self._announces_first:
+            self._pack_and_send(piece, sending)
+        else:
+            sending.add(self._send_packed(piece))
 
     def _size_bytes(self, piece: Piece) -> int:
         return len(piece.blocks) * self._plan.bytes_per_block
 
-    def _pack_and_send(self, piece: Piece) -> list[Pending]:
-        """Part by part. What nobody wants any more is owed all the same, whatever its bytes."""
+    def _pack_and_send(self, piece: Piece, sending: UnderWay) -> None:
+        """Part by part, and without packing where the link takes blocks from their places. What
+        nobody wants any more is owed all the same, whatever its bytes."""
         (lane,) = self._lanes
         slot = lane.staging.slot(piece.seq, len(piece.blocks))
-        pending: list[Pending] = []
-        try:
+        parts: list[Pending] = []
+        reads = False
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._sender.packed, piece)
             self._fault_before_packing()
             for part in parts_of(self._plan, len(piece.blocks)):
-                out = slot[part.start : part.stop]
-                if self._sender.is_wanted(piece):
-                    self._storage.pack(piece.blocks[part.start : part.stop], lane.heads, out=out)
-                pending.append(lane.link.send(out))
-        finally:
-            self._sender.packed(piece)
-        return pending
+                out, blocks = slot[part.start : part.stop], piece.blocks[part.start : part.stop]
+                wanted = self._sender.is_wanted(piece)
+                in_place = lane.send_in_place(self._storage, blocks) if wanted else None
+                if wanted and in_place is None:
+                    self._storage.pack(blocks, lane.heads, out=out)
+                reads = reads or in_place is not None
+                parts.append(in_place or lane.link.send(out))
+            sending.add(parts, piece if reads else None)
+            if reads:
+                stack.pop_all()  # once it was waited for
 
     def _send_packed(self, piece: Piece) -> list[Pending]:
         num_blocks = len(piece.blocks)

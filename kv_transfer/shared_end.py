@@ -27,7 +27,7 @@ import torch
 
 from core.clock import MonotonicClock
 from core.errors import TransferError
-from kv_transfer.link import Pending
+from kv_transfer.link import Pending, bytes_of
 from kv_transfer.link_port import cut
 from kv_transfer.shared_memory import create_shared, map_shared
 
@@ -73,7 +73,7 @@ class SharedEnd:
 
     def send(self, message: torch.Tensor) -> Pending:
         self._raise_if_ended()
-        payload = _bytes_of(message)
+        payload = bytes_of(message)
         assert self._memory is not None, "what is sent lies in shared memory"
         offset = _offset(payload, self._memory)
         assert offset is not None, "what is sent lies in shared memory"
@@ -85,7 +85,7 @@ class SharedEnd:
 
     def recv(self, buffer: torch.Tensor) -> Pending:
         self._raise_if_ended()
-        pending = _SharedPending(_bytes_of(buffer), self)
+        pending = _SharedPending(bytes_of(buffer), self)
         self._awaited.append(pending)
         self._say(_AWAITED)
         self._arrive()
@@ -240,10 +240,6 @@ class _SharedPending:
 
 def _error(message: str, reason: str) -> TransferError:
     return TransferError(f"data link: {message}", reason=reason)
-
-
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.view(-1).view(torch.uint8)
 
 
 def _offset(payload: torch.Tensor, memory: torch.Tensor) -> int | None:

@@ -14,7 +14,7 @@ import torch
 from tandem_kernels.host_memory import lazy_zeros
 
 from kv_cache.storage import KVStorage
-from kv_transfer.link import DataLink
+from kv_transfer.link import DataLink, GatheringLink, Pending
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +121,16 @@ class Lane:
     link: DataLink
     staging: Staging
     heads: slice | None
+
+    def send_in_place(self, storage: KVStorage, blocks: Sequence[int]) -> Pending | None:
+        """Starts sending blocks from where they lie: they must stay as they are until waited for.
+
+        None: they must be packed.
+        """
+        if self.heads is not None or not isinstance(self.link, GatheringLink):
+            return None
+        places = storage.places(blocks)
+        return None if places is None else self.link.send_from(places)
 
 
 def assemble(

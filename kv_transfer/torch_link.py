@@ -25,7 +25,7 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore, Work
 
 from core.errors import TransferError
-from kv_transfer.link import DataLink, Pending, Rendezvous
+from kv_transfer.link import DataLink, Pending, Rendezvous, bytes_of
 from kv_transfer.nccl_link import NcclLink
 from kv_transfer.process_group import (
     Group,
@@ -123,7 +123,7 @@ class _GlooLink:
         group = self._group
         if group is None:
             raise TransferError("the link is closed", reason="peer_lost")
-        payload = tensor.view(-1).view(torch.uint8)  # [size_bytes]: no type matters on the wire
+        payload = bytes_of(tensor)
         start = group.send if sending else group.recv
         try:
             return _GlooPending(start([payload], self._peer, _DATA_TAG), payload)

@@ -14,6 +14,7 @@ from kv_transfer.memory_link import MemoryLinkMaker
 from kv_transfer.nearest_link import NearestLinkMaker
 from kv_transfer.secure_link import SecureLinkMaker
 from kv_transfer.shared_link import SharedLinkMaker
+from kv_transfer.tcp_link import TcpLinkMaker
 from kv_transfer.torch_link import TorchLinkMaker
 
 HOST = "127.0.0.1"
@@ -30,18 +31,23 @@ def gloo() -> LinkMaker:
     return TorchLinkMaker(host=HOST, backend="gloo")
 
 
+def tcp() -> LinkMaker:
+    return TcpLinkMaker(host=HOST)
+
+
 def nearest() -> LinkMaker:
-    return NearestLinkMaker(SharedLinkMaker(), gloo())
+    return NearestLinkMaker(SharedLinkMaker(), tcp())
 
 
 def link_maker(kind: str, tls: TlsConfig | None = None) -> LinkMaker:
-    """memory, gloo, secure, shared or nearest; `tls` is needed for secure links alone."""
+    """memory, gloo, tcp, secure, shared or nearest; `tls` is needed for secure links alone."""
     if kind == "secure":
         assert tls is not None
         return SecureLinkMaker(host=HOST, certificates=certificates_in(tls))
     makers: dict[str, Callable[[], LinkMaker]] = {
         "memory": MemoryLinkMaker,
         "gloo": gloo,
+        "tcp": tcp,
         "shared": SharedLinkMaker,
         "nearest": nearest,
     }

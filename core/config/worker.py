@@ -147,12 +147,13 @@ class WorkerConfig(Section):
 class TransferConfig(Section):
     """KV on its way from P to D."""
 
-    backend: Literal["auto", "shm", "gloo", "tls", "nccl", "memory"] = "auto"
+    backend: Literal["auto", "shm", "tcp", "gloo", "tls", "nccl", "memory"] = "auto"
     """auto: nccl between GPUs; else shared memory (shm) between workers of one machine and user,
-    and gloo between machines; where tls.* is set, TLS connections between the memory of hosts in
-    place of nccl and gloo. Anything else is the only way: shm within a machine, and never shm with
-    gloo or tls. gloo and nccl take whoever connects and encrypt nothing. memory works inside one
-    process only (tests)."""
+    and tcp between machines; where tls.* is set, TLS connections between the memory of hosts in
+    place of nccl and tcp. Anything else is the only way, and must be both sides': shm within a
+    machine, and never shm with tcp, gloo or tls. tcp, gloo and nccl encrypt nothing; tcp takes only
+    who has the link's token, gloo and nccl whoever connects. memory works inside one process only
+    (tests)."""
     max_message_bytes: PositiveInt = 8 * 1024 * 1024
     """Upper limit of one message; a block larger than this is a message of its own."""
     max_inflight_messages: PositiveInt = 4

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 import torch
@@ -87,6 +88,16 @@ def test_what_is_packed_unpacks_to_the_same_bits(spec: KVSpec) -> None:
     assert torch.count_nonzero(target.pack([1, 2, 4, 5, 6, 7])) == 0
     for ours, theirs in zip(parts_of(target.layer(1)), parts_of(source.layer(1)), strict=True):
         assert torch.equal(as_bytes(ours[[8, 0, 3]]), as_bytes(theirs[[0, 5, 2]]))
+
+
+@pytest.mark.parametrize("blocks", [[], [3], [0, 1, 2, 3, 4, 5], [4, 5, 1, 0, 2, 3]], ids=str)
+def test_places_hold_what_is_packed_and_neighbours_are_one(spec: KVSpec, blocks: list[int]) -> None:
+    storage = random_storage(spec)
+    places = storage.places(blocks)
+    assert places is not None
+    assert b"".join(places) == storage.pack(blocks).numpy().tobytes()
+    num_jumps = sum(after != before + 1 for before, after in pairwise(blocks))
+    assert len(places) == (1 + num_jumps if blocks else 0)
 
 
 def test_head_slices_go_where_they_belong(spec: KVSpec) -> None:

@@ -34,7 +34,7 @@ def _pull(pipe: Connection, kind: str, handoff: Handoff, timeout_s: float) -> No
     pipe.recv()
 
 
-@pytest.fixture(params=["gloo", "nearest"])
+@pytest.fixture(params=["gloo", "tcp", "nearest"])
 def kind(request: pytest.FixtureRequest) -> str:
     """Of the links."""
     chosen: str = request.param

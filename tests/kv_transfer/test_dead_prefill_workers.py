@@ -65,7 +65,7 @@ class PrefillProcess:
 StartPrefill = Callable[..., PrefillProcess]
 
 
-@pytest.fixture(params=["gloo", "nearest"])
+@pytest.fixture(params=["gloo", "tcp", "nearest"])
 def kind(request: pytest.FixtureRequest) -> str:
     """Of the links."""
     chosen: str = request.param

@@ -27,13 +27,16 @@ TARGET = [0, 1, 2, 3, 4, 5, 6]
 """Seven blocks: three messages."""
 
 
+KINDS = ["gloo", "tcp", "nearest"]
+
+
 class MakePeers(Protocol):
     def __call__(
         self, spec: str, *, verify: tuple[bool, bool] = ..., **changes: Any
     ) -> tuple[PrefillPeer, DecodePeer]: ...
 
 
-@pytest.fixture(params=["gloo", "nearest"])
+@pytest.fixture(params=KINDS)
 def peers(request: pytest.FixtureRequest) -> Iterator[MakePeers]:
     """A P and a D whose faults are of one spec; `verify` is P's and D's setting."""
     made: list[PrefillPeer | DecodePeer] = []
@@ -129,10 +132,25 @@ def test_what_is_lost_is_noticed_by_its_deadline(peers: MakePeers, spec: str) ->
     _goes_well(p, d, "next")
 
 
-CORRUPTING = ["kv_send:corrupt:once", "kv_send:truncate:once", "kv_recv:corrupt:once"]
+CORRUPTING = [
+    (kind, spec)
+    for kind in KINDS
+    for spec in ("kv_send:corrupt:once", "kv_send:truncate:once", "kv_recv:corrupt:once")
+    if (kind, spec) != ("tcp", "kv_send:truncate:once")
+]
 
 
-@pytest.mark.parametrize("spec", CORRUPTING)
+@pytest.mark.parametrize("peers", ["tcp"], indirect=True)
+def test_over_tcp_a_truncated_message_ends_the_link(peers: MakePeers) -> None:
+    """Its length is told, whoever verifies or doesn't."""
+    p, d = peers("kv_send:truncate:once")
+    _begin(p, d, "truncated")
+    assert d.fail().reason == "corrupt"
+    assert p.inbox.take(LeaseEnded).transfer_id == "truncated"
+    _goes_well(p, d, "next")
+
+
+@pytest.mark.parametrize(("peers", "spec"), CORRUPTING, indirect=["peers"])
 def test_without_verification_other_bytes_arrive(peers: MakePeers, spec: str) -> None:
     """So that the tests below can fail."""
     p, d = peers(spec)
@@ -144,7 +162,7 @@ def test_without_verification_other_bytes_arrive(peers: MakePeers, spec: str) ->
 
 
 @pytest.mark.parametrize("verify", [(True, True), (True, False), (False, True)], ids=str)
-@pytest.mark.parametrize("spec", CORRUPTING)
+@pytest.mark.parametrize(("peers", "spec"), CORRUPTING, indirect=["peers"])
 def test_with_verification_by_either_side_a_corrupted_pull_fails_alone(
     peers: MakePeers, spec: str, verify: tuple[bool, bool]
 ) -> None:

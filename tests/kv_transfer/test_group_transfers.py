@@ -27,6 +27,7 @@ from fakes_kv_ranks import RankThreads
 from core.faults import make_faults
 from core.kv_spec import KVGroup, KVSpec
 from kv_cache.storage import KVStorage
+from kv_transfer.connection_maker import send_at_once
 from kv_transfer.events import BlocksArrived, LeaseEnded, LeaseOutcome
 from kv_transfer.faulty_link import FaultyLinkMaker
 from kv_transfer.link import LinkMaker
@@ -34,8 +35,7 @@ from kv_transfer.memory_link import MemoryLinkMaker
 
 HEADS3 = KVSpec((KVGroup(num_layers=2, num_kv_heads=3, head_dim=4),), block_size=4, dtype="float32")
 SOURCE, TARGET = [5, 0, 9, 33, 2, 7, 60], [1, 2, 40, 4, 6, 5, 11]
-MESSAGE_BYTES = 2 * HEADS3.bytes_per_block
-"""Two blocks where no head travels twice: seven blocks are four messages, twice the slots."""
+"""Messages are two blocks where no head travels twice: so four of them, twice the slots."""
 
 
 @dataclass
@@ -92,10 +92,11 @@ def make_pair() -> Iterator[MakePair]:
         make_links: Callable[[], LinkMaker],
         *,
         decode_links: Callable[[], LinkMaker] | None = None,
+        spec: KVSpec = HEADS3,
         **changes: object,
     ) -> Pair:
-        config = transfer_config(**{"max_message_bytes": MESSAGE_BYTES, **changes})
-        model = random_storage(7, HEADS3)
+        config = transfer_config(**{"max_message_bytes": 2 * spec.bytes_per_block, **changes})
+        model = random_storage(7, spec)
         prefill = RankThreads(prefill_ranks, model, make_links, filled=True)
         decode = RankThreads(decode_ranks, model, decode_links or make_links, filled=False)
         p = PrefillPeer(make_links(), config, group=prefill)
@@ -106,6 +107,26 @@ def make_pair() -> Iterator[MakePair]:
     yield make
     for pair in made:
         pair.stop()
+
+
+@pytest.mark.parametrize(("prefill_ranks", "decode_ranks"), [(1, 2), (2, 1), (2, 2), (3, 2)])
+def test_ranks_wait_for_each_other_in_one_order_where_little_is_buffered(
+    make_pair: MakePair, monkeypatch: pytest.MonkeyPatch, prefill_ranks: int, decode_ranks: int
+) -> None:
+    """A TCP link moves messages only while they are waited for."""
+
+    def buffer_little(connection: socket.socket) -> None:
+        send_at_once(connection)
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            connection.setsockopt(socket.SOL_SOCKET, option, 32768)
+
+    monkeypatch.setattr("kv_transfer.tcp_link.send_at_once", buffer_little)
+    large = KVSpec((KVGroup(num_layers=2, num_kv_heads=3, head_dim=4096),), 4, "float32")
+    pair = make_pair(prefill_ranks, decode_ranks, lambda: link_maker("tcp"), spec=large)
+    pair.pull("t")
+    pair.grant("t")
+    assert pair.d.receive(TARGET).first_tokens == FIRST_TOKENS
+    pair.check()
 
 
 def shared(maker: LinkMaker) -> Callable[[], LinkMaker]:
@@ -132,7 +153,7 @@ def test_every_rank_gets_its_heads_from_a_group_of_any_size(
     assert sent.num_bytes == received.num_bytes > 0
 
 
-@pytest.mark.parametrize("kind", ["gloo", "secure", "shared", "nearest"])
+@pytest.mark.parametrize("kind", ["gloo", "tcp", "secure", "shared", "nearest"])
 @pytest.mark.parametrize(("prefill_ranks", "decode_ranks"), [(2, 1), (1, 2), (2, 3)])
 def test_groups_meet_over_real_links(
     make_pair: MakePair, prefill_ranks: int, decode_ranks: int, kind: str, tmp_path: Path

@@ -1,4 +1,4 @@
-"""The rules of data links, which all kinds keep: the in-memory twin, gloo, TLS, shared memory."""
+"""The rules of data links, which all kinds keep: the in-memory twin, gloo, TCP, TLS, shared."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from kv_transfer.link import DataLink, LinkMaker, Rendezvous
 BIG = 8 * 1024 * 1024
 """More than sockets buffer, so that a send needs its receive."""
 
-KINDS = ["memory", "gloo", "secure", "shared", "nearest"]
+KINDS = ["memory", "gloo", "tcp", "secure", "shared", "nearest"]
 BETWEEN_PROCESSES = KINDS[1:]
 
 
@@ -214,17 +214,17 @@ def test_where_there_are_certificates_links_are_tls_unless_told_otherwise(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     certificates = certificates_in(new_certificates(tmp_path))
-    chosen: list[tuple[Backend, str]] = [("auto", "tls"), ("gloo", "gloo")]
+    chosen: list[tuple[Backend, str]] = [("auto", "tls"), ("gloo", "gloo"), ("tcp", "tcp")]
     for backend, expected in chosen:
         maker = make_links(backend, host="127.0.0.1", device="cpu", certificates=certificates)
         assert maker.host().backend == expected
-        assert ("not protected" in caplog.text) == (expected == "gloo")
+        assert ("not protected" in caplog.text) == (expected != "tls")
         maker.close()
 
 
 def test_the_backend_follows_the_device_of_the_kv() -> None:
     maker = make_links("auto", host="127.0.0.1", device="cpu")
-    assert maker.host().backend == "gloo"
+    assert maker.host().backend == "tcp"
     maker.close()
 
 

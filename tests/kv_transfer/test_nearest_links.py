@@ -26,7 +26,7 @@ from kv_transfer.nearest_link import NearestLinkMaker
 from kv_transfer.shared_link import SharedLinkMaker
 
 
-@pytest.mark.parametrize("network", ["gloo", "secure"])
+@pytest.mark.parametrize("network", ["gloo", "tcp", "secure"])
 def test_workers_of_one_machine_share_memory_and_others_take_the_network(
     network: str, tmp_path: Path
 ) -> None:
@@ -57,8 +57,9 @@ def test_workers_of_one_machine_share_memory_and_others_take_the_network(
         ("auto", "shm", True),
         ("shm", "auto", True),
         ("shm", "shm", True),
-        ("auto", "gloo", False),
-        ("gloo", "auto", False),
+        ("auto", "tcp", False),
+        ("tcp", "auto", False),
+        ("gloo", "gloo", False),
     ],
 )
 def test_the_setting_of_either_side_forces_or_forbids_shared_memory(
@@ -72,7 +73,10 @@ def test_the_setting_of_either_side_forces_or_forbids_shared_memory(
         maker.close()
 
 
-@pytest.mark.parametrize(("of_p", "of_d"), [("shm", "gloo"), ("gloo", "shm")])
+@pytest.mark.parametrize(
+    ("of_p", "of_d"),
+    [("shm", "tcp"), ("tcp", "shm"), ("auto", "gloo"), ("gloo", "auto"), ("tcp", "gloo")],
+)
 def test_sides_whose_settings_contradict_make_no_link(of_p: Backend, of_d: Backend) -> None:
     p, d = (make_links(backend, host="127.0.0.1", device="cpu") for backend in (of_p, of_d))
     with pytest.raises(TransferError) as error:

@@ -62,7 +62,7 @@ def test_the_parts_of_a_message_are_all_its_blocks_in_order() -> None:
     assert _plan([[0], [1]], 5) == [range(5)], "several data links carry it whole"
 
 
-@pytest.mark.parametrize("kind", ["memory", "gloo", "nearest"])
+@pytest.mark.parametrize("kind", ["memory", "gloo", "tcp", "nearest"])
 @pytest.mark.parametrize("verify", [False, True])
 def test_blocks_arrive_as_they_were_in_messages_of_any_number_of_parts(
     make_pair: MakePair, kind: str, verify: bool

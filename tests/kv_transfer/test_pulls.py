@@ -57,7 +57,7 @@ def _permutation(seed: int, num_blocks: int) -> list[int]:
     return blocks
 
 
-@pytest.mark.parametrize("kind", ["memory", "gloo", "nearest"])
+@pytest.mark.parametrize("kind", ["memory", "gloo", "tcp", "nearest"])
 @pytest.mark.parametrize("overlap", [True, False])
 def test_blocks_arrive_as_they_were_whatever_the_chunks_and_what_d_holds(
     peers: Peers, kind: str, overlap: bool
@@ -374,7 +374,7 @@ def test_d_stopping_fails_its_pulls_and_p_ends_their_leases(peers: Peers) -> Non
     assert d.fail().reason == "aborted"
 
 
-@pytest.mark.parametrize("kind", ["gloo", "nearest"])
+@pytest.mark.parametrize("kind", ["gloo", "tcp", "nearest"])
 def test_many_transfers_share_a_link_without_mixing(peers: Peers, kind: str) -> None:
     p, d = peers(link_maker(kind))
     targets = {f"t{n}": list(range(4 * n, 4 * n + 4)) for n in range(16)}

@@ -11,9 +11,12 @@ import torch
 from fakes_kv_peers import FIRST_TOKENS, LONG_S, SPEC, Inbox, random_storage
 
 from core.clock import MonotonicClock
+from core.kv_spec import KVGroup, KVSpec
 from kv_cache.storage import KVStorage
 from kv_transfer.events import LeaseEnded, LeaseOutcome
 from kv_transfer.layout import plan_routes
+from kv_transfer.leases import Piece
+from kv_transfer.link import LinkMaker
 from kv_transfer.link_plan import LinkPlan, lane_name
 from kv_transfer.memory_link import MemoryLinkMaker
 from kv_transfer.outbox import Outbox
@@ -21,8 +24,11 @@ from kv_transfer.sender import Sender
 from kv_transfer.sender_link import SenderLink
 from kv_transfer.staging import BlockFormat, StagingLimits
 from kv_transfer.stats import TransferStats
+from kv_transfer.tcp_link import TcpLinkMaker
 from protos import kv_transfer_pb2 as pb
 
+LARGE = KVSpec((KVGroup(num_layers=32, num_kv_heads=2, head_dim=8192),), 16, "float32")
+"""Blocks of 64 MiB: more than the system buffers."""
 HEADS_OF_TWO_RANKS = ((0,), (1,))
 
 
@@ -30,9 +36,14 @@ class _Setting:
     """A sender with one link over in-memory data links; the test plays D."""
 
     def __init__(
-        self, storage: KVStorage, decode_heads: Sequence[Sequence[int]], *, verify: bool = False
+        self,
+        storage: KVStorage,
+        decode_heads: Sequence[Sequence[int]],
+        *,
+        verify: bool = False,
+        links: LinkMaker | None = None,
     ) -> None:
-        self.inbox, self.links, stats = Inbox(), MemoryLinkMaker(), TransferStats()
+        self.inbox, self.links, stats = Inbox(), links or MemoryLinkMaker(), TransferStats()
         self.clock = MonotonicClock()
         self.sender = Sender(
             lease_s=LONG_S, overlap=True, clock=self.clock, on_event=self.inbox.post, stats=stats
@@ -48,7 +59,7 @@ class _Setting:
             plan=LinkPlan.of(
                 plan_routes([[0, 1]], decode_heads),
                 BlockFormat.of(storage),
-                StagingLimits(4 * SPEC.bytes_per_block, 2),
+                StagingLimits(4 * storage.bytes_per_block, 2),
             ),
             token="token",
             welcome=lambda hosts: pb.LinkEvent(welcome=pb.LinkWelcome()),
@@ -154,6 +165,56 @@ def test_a_lease_that_is_cancelled_while_it_is_packed_ends_after_the_packing(
     storage.go_on.set()
     assert setting.inbox.take(LeaseEnded) == LeaseEnded("t", LeaseOutcome.CANCELLED)
     assert setting.sender.num_leases == 0
+
+
+class _WatchedStorage(KVStorage):
+    """Says when blocks are about to be sent from their places."""
+
+    def __init__(self) -> None:
+        super().__init__(LARGE, 8)
+        self.sending = threading.Event()
+
+    def places(self, blocks: Sequence[int]) -> list[memoryview] | None:
+        self.sending.set()
+        return super().places(blocks)
+
+
+@pytest.mark.parametrize("received", [True, False])
+def test_a_lease_that_is_cancelled_while_its_blocks_are_sent_ends_after_that(
+    settings: list[_Setting], monkeypatch: pytest.MonkeyPatch, received: bool
+) -> None:
+    """They go into the network from where they lie: until D has taken them, or the link is dead,
+    nobody else may get them."""
+    storage, links = _WatchedStorage(), TcpLinkMaker(host="127.0.0.1")
+    setting = _Setting(storage, [[0, 1]], links=links)
+    settings.append(setting)
+    end = links.dial(links.host(), lane_name("link", "token", 0), LONG_S)
+    blocks = [4, 2, 7]
+    storage.unpack(blocks, torch.randint_like(storage.pack(blocks), 256))
+    expected = storage.pack(blocks)
+    next_piece, started = setting.sender.next_piece, threading.Event()
+
+    def look_on(link_id: str, *, wait: bool) -> Piece | None:
+        if storage.sending.is_set():
+            started.set()
+        return next_piece(link_id, wait=wait)
+
+    monkeypatch.setattr(setting.sender, "next_piece", look_on)
+    setting.pull("t", blocks)
+    assert started.wait(LONG_S)
+    setting.sender.cancel("t")
+    assert setting.inbox.is_empty(), "its blocks are being read"
+    if received:
+        buffer = torch.zeros_like(expected)
+        for part in [end.recv(part) for part in buffer]:  # a block is larger than a part
+            part.wait(LONG_S)
+        assert torch.equal(buffer, expected)
+    else:
+        end.close()
+    assert setting.inbox.take(LeaseEnded) == LeaseEnded("t", LeaseOutcome.CANCELLED)
+    assert setting.sender.num_leases == 0
+    end.close()
+    links.close()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
