@@ -330,7 +330,7 @@ class LinkWelcome(_message.Message):
     max_message_bytes: _builtins.int
     max_inflight_messages: _builtins.int
     backend: _builtins.str
-    """of the network: gloo, nccl or tls; shm or memory: it takes none"""
+    """of the network: tcp, gloo, nccl or tls; shm or memory: it takes none"""
     token: _builtins.str
     """of this link: whoever knows it is taken for D"""
     @_builtins.property
