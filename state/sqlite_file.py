@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -16,6 +17,8 @@ from typing import Any, Literal, TypeVar
 from state.store import StoreUnavailableError
 
 T = TypeVar("T")
+
+_RETRY_S = 0.005
 
 
 class SqliteFile:
@@ -83,8 +86,20 @@ class SqliteFile:
         return self._connection
 
     def _open(self) -> sqlite3.Connection:
+        """Several that make the file at once get in each other's way without waiting."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._path.touch(mode=0o600)
+        deadline_s = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                return self._connect()
+            except sqlite3.OperationalError as error:
+                is_busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+                if not is_busy or time.monotonic() > deadline_s:
+                    raise
+                time.sleep(_RETRY_S)
+
+    def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(
             self._path, timeout=self._timeout_s, check_same_thread=False, isolation_level=None
         )

@@ -73,6 +73,18 @@ def test_two_users_see_what_the_other_has_written(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_many_may_make_it_at_once(tmp_path: Path) -> None:
+    async def run() -> None:
+        for attempt in range(20):
+            path = tmp_path / f"{attempt}.db"
+            async with contextlib.AsyncExitStack() as stack:
+                files = [await stack.enter_async_context(opened(path)) for _ in range(8)]
+                await asyncio.gather(*(f.write(partial(add, str(n))) for n, f in enumerate(files)))
+                assert await names(files[0]) == [str(n) for n in range(8)]
+
+    asyncio.run(run())
+
+
 def test_who_waits_too_long_for_another_is_told_and_readers_do_not_wait(tmp_path: Path) -> None:
     path = tmp_path / "things.db"
 
