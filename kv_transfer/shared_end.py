@@ -19,7 +19,6 @@ import os
 import select
 import socket
 import struct
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -28,7 +27,7 @@ import torch
 from core.clock import MonotonicClock
 from core.errors import TransferError
 from kv_transfer.link import Pending, bytes_of
-from kv_transfer.link_port import cut
+from kv_transfer.link_ending import LinkEnding
 from kv_transfer.shared_memory import create_shared, map_shared
 
 _WORD = struct.Struct("<BQQ")
@@ -44,10 +43,7 @@ class SharedEnd:
         self._connection = connection
         self._creates = creates
         self._clock = MonotonicClock()
-        self._lock = threading.Lock()
-        self._ended: tuple[str, str] | None = None
-        """Message and reason. An error that is raised refers to whoever it passed, memory and all,
-        and so does who keeps it."""
+        self._ending = LinkEnding(connection)
         self._memory: torch.Tensor | None = None
         self._unsaid: deque[bytes] = deque()
         """Words for which the socket had no room."""
@@ -72,7 +68,7 @@ class SharedEnd:
         return memory
 
     def send(self, message: torch.Tensor) -> Pending:
-        self._raise_if_ended()
+        self._ending.raise_if_over()
         payload = bytes_of(message)
         assert self._memory is not None, "what is sent lies in shared memory"
         offset = _offset(payload, self._memory)
@@ -84,7 +80,7 @@ class SharedEnd:
         return pending
 
     def recv(self, buffer: torch.Tensor) -> Pending:
-        self._raise_if_ended()
+        self._ending.raise_if_over()
         pending = _SharedPending(bytes_of(buffer), self)
         self._awaited.append(pending)
         self._say(_AWAITED)
@@ -92,12 +88,10 @@ class SharedEnd:
         return pending
 
     def abort(self) -> None:
-        self._end("the link was ended here", "peer_lost")
+        self._ending.abort()
 
     def close(self) -> None:
-        self.abort()
-        with self._lock:  # an abort must not shut down what gets the same number next
-            self._connection.close()
+        self._ending.close()
         self._memory = None
         for pending in (self._sent, self._awaited):
             pending.clear()
@@ -106,13 +100,13 @@ class SharedEnd:
         """Talks until then, and until all is said: the peer may wait for it. TransferError."""
         deadline = self._clock.now() + timeout_s
         while not is_done() or self._unsaid:
-            self._raise_if_ended()
+            self._ending.raise_if_over()
             self._talk()
             if is_done() and not self._unsaid:
                 return
             rest_s = deadline - self._clock.now()
             if rest_s <= 0:
-                raise self._end(f"nothing for {timeout_s:g} s", "timeout")
+                raise self._ending.end(f"nothing for {timeout_s:g} s", "timeout")
             poller = select.poll()
             events = select.POLLIN | select.POLLOUT if self._unsaid else select.POLLIN
             poller.register(self._connection, events)
@@ -120,7 +114,7 @@ class SharedEnd:
 
     def _create(self, size_bytes: int) -> None:
         """The first word of all, for which there is room."""
-        self._raise_if_ended()
+        self._ending.raise_if_over()
         try:
             self._memory, descriptor = create_shared(size_bytes)
             try:
@@ -207,23 +201,11 @@ class SharedEnd:
                 pending.payload.copy_(self._memory[offset : offset + size])
             pending.done = True
 
-    def _raise_if_ended(self) -> None:
-        if self._ended is not None:
-            raise _error(*self._ended)
-
     def _lost(self, error: OSError) -> TransferError:
-        return self._end(str(error), "peer_lost")
+        return self._ending.end(str(error), "peer_lost")
 
     def _corrupt(self, message: str) -> TransferError:
-        return self._end(message, "corrupt")
-
-    def _end(self, message: str, reason: str) -> TransferError:
-        """All that is under way fails, for the first reason that there was. Any thread."""
-        with self._lock:
-            if self._ended is None:
-                self._ended = message, reason
-                cut(self._connection)
-            return _error(*self._ended)
+        return self._ending.end(message, "corrupt")
 
 
 class _SharedPending:
@@ -236,10 +218,6 @@ class _SharedPending:
 
     def wait(self, timeout_s: float) -> None:
         self._link.wait_until(lambda: self.done, timeout_s)
-
-
-def _error(message: str, reason: str) -> TransferError:
-    return TransferError(f"data link: {message}", reason=reason)
 
 
 def _offset(payload: torch.Tensor, memory: torch.Tensor) -> int | None:

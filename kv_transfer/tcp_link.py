@@ -20,7 +20,6 @@ import math
 import select
 import socket
 import struct
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import chain, islice
@@ -28,10 +27,10 @@ from itertools import chain, islice
 import torch
 
 from core.clock import MonotonicClock
-from core.errors import TransferError
 from kv_transfer.connection_maker import ConnectionMaker, listen_at, send_at_once
 from kv_transfer.link import Pending, bytes_of
-from kv_transfer.link_port import LinkPort, cut, show
+from kv_transfer.link_ending import LinkEnding
+from kv_transfer.link_port import LinkPort, show
 
 _BACKEND = "tcp"
 _LENGTH = struct.Struct("<Q")
@@ -60,9 +59,7 @@ class TcpLink:
         connection.setblocking(False)
         self._connection = connection
         self._clock = MonotonicClock()
-        self._lock = threading.Lock()
-        self._ended: tuple[str, str] | None = None
-        """Message and reason: an error that is raised keeps alive whatever it has passed."""
+        self._ending = LinkEnding(connection)
         self._sends: deque[_TcpPending] = deque()
         self._receives: deque[_TcpPending] = deque()
         self._wake_bytes = 1
@@ -74,7 +71,7 @@ class TcpLink:
         return self.send_from([bytes_of(message).numpy().data])
 
     def send_from(self, places: Sequence[memoryview]) -> Pending:
-        self._raise_if_ended()
+        self._ending.raise_if_over()
         header = memoryview(_LENGTH.pack(sum(map(len, places))))
         pending = _TcpPending(header, places, self._write_until)
         self._sends.append(pending)
@@ -84,19 +81,17 @@ class TcpLink:
         return pending
 
     def recv(self, buffer: torch.Tensor) -> Pending:
-        self._raise_if_ended()
+        self._ending.raise_if_over()
         header = memoryview(bytearray(_LENGTH.size))
         pending = _TcpPending(header, [bytes_of(buffer).numpy().data], self._read_until)
         self._receives.append(pending)
         return pending
 
     def abort(self) -> None:
-        self._end("the link was ended here", "peer_lost")
+        self._ending.abort()
 
     def close(self) -> None:
-        self.abort()
-        with self._lock:  # an abort must not shut down what gets the same number next
-            self._connection.close()
+        self._ending.close()
         self._sends.clear()
         self._receives.clear()
 
@@ -112,13 +107,13 @@ class TcpLink:
         """Moves messages until this one is through. Raises TransferError."""
         deadline = self._clock.now() + timeout_s
         while pending.num_left:
-            self._raise_if_ended()
+            self._ending.raise_if_over()
             try:
                 move()
             except BlockingIOError:
                 rest_s = deadline - self._clock.now()
                 if rest_s <= 0:
-                    raise self._end(f"nothing for {timeout_s:g} s", "timeout") from None
+                    raise self._ending.end(f"nothing for {timeout_s:g} s", "timeout") from None
                 poller = select.poll()
                 poller.register(self._connection, event)
                 poller.poll(math.ceil(rest_s * 1000))
@@ -142,9 +137,9 @@ class TcpLink:
             self._wake_for(oldest)
             raise
         if not count:
-            raise self._end("the peer closed the connection", "peer_lost")
+            raise self._ending.end("the peer closed the connection", "peer_lost")
         if oldest.length_after(count) not in (None, oldest.size):
-            raise self._end("a message of another length came", "corrupt")
+            raise self._ending.end("a message of another length came", "corrupt")
         oldest.moved(count)
         if not oldest.num_left:
             self._receives.popleft()
@@ -156,7 +151,7 @@ class TcpLink:
         except BlockingIOError:
             raise
         except OSError as error:
-            raise self._end(str(error), "peer_lost") from error
+            raise self._ending.end(str(error), "peer_lost") from error
 
     def _wake_for(self, pending: _TcpPending) -> None:
         """For its first bytes, which tell its length; then for more of it at once."""
@@ -164,18 +159,6 @@ class TcpLink:
         if wake_bytes != self._wake_bytes:
             self._wake_bytes = wake_bytes
             self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wake_bytes)
-
-    def _raise_if_ended(self) -> None:
-        if self._ended is not None:
-            raise _error(*self._ended)
-
-    def _end(self, message: str, reason: str) -> TransferError:
-        """All that is under way fails, for the first reason that there was. Any thread."""
-        with self._lock:
-            if self._ended is None:
-                self._ended = message, reason
-                cut(self._connection)
-            return _error(*self._ended)
 
 
 class _TcpPending:
@@ -218,10 +201,6 @@ class _TcpPending:
         if left:
             self.rest[0] = self.rest[0][left:]
         return count
-
-
-def _error(message: str, reason: str) -> TransferError:
-    return TransferError(f"data link: {message}", reason=reason)
 
 
 def _screen(connection: socket.socket) -> socket.socket:

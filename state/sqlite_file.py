@@ -19,6 +19,7 @@ from state.store import StoreUnavailableError
 T = TypeVar("T")
 
 _RETRY_S = 0.005
+"""SQLite tells nobody when it becomes free, and its own waiting leaves this case out."""
 
 
 class SqliteFile:

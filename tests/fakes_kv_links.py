@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -92,3 +94,14 @@ def is_shared(link: Link) -> bool:
 
 def random_bytes(size: int) -> torch.Tensor:
     return torch.randint(256, (size,), dtype=torch.uint8)
+
+
+def heard_by_stranger(at: tuple[str, int], words: bytes) -> bytes:
+    """What a stranger hears who says this; only a broken test waits for the deadline."""
+    heard = b""
+    with socket.create_connection(at, PATIENCE_S) as stranger, contextlib.suppress(OSError):
+        stranger.sendall(words)
+        stranger.shutdown(socket.SHUT_WR)
+        while part := stranger.recv(4096):
+            heard += part
+    return heard

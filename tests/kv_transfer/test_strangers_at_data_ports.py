@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from fakes_certificates import certificates_in, new_certificates
+from fakes_kv_links import heard_by_stranger
 from fakes_kv_peers import LONG_S
 
 from core.config import TlsConfig
@@ -64,18 +65,6 @@ def end(link: tuple[DataLink, DataLink]) -> None:
         side.close()
 
 
-def say(at: tuple[str, int], words: bytes) -> bytes:
-    """What a stranger hears who says this; only a broken test waits for the deadline."""
-    with socket.create_connection(at, LONG_S) as stranger:
-        heard = b""
-        with contextlib.suppress(OSError):
-            stranger.sendall(words)
-            stranger.shutdown(socket.SHUT_WR)
-            while part := stranger.recv(4096):
-                heard += part
-        return heard
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -93,7 +82,7 @@ def test_who_speaks_no_tls_hears_nothing_of_a_link_and_stops_none(
     link = join(maker)
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(maker.accept, "another", LONG_S)
-        heard = say(address(maker), words)
+        heard = heard_by_stranger(address(maker), words)
         assert len(heard) < 16, "an alert of TLS at most"
         transfer(link)
         assert not waiting.done(), "the stranger is not taken for the peer"

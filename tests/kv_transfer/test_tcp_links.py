@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from fakes_kv_links import Link, close, join, random_bytes
+from fakes_kv_links import Link, close, heard_by_stranger, join, random_bytes
 from fakes_kv_peers import LONG_S
 
 from core.errors import TransferError
@@ -44,18 +44,6 @@ def _wait_for(messages: Sequence[Pending]) -> None:
         pending.wait(LONG_S)
 
 
-def say(maker: TcpLinkMaker, words: bytes) -> bytes:
-    """What a stranger hears who says this; only a broken test waits for the deadline."""
-    at, heard = maker.host(), b""
-    stranger = socket.create_connection((at.host, at.port), LONG_S)
-    with stranger, contextlib.suppress(OSError):
-        stranger.sendall(words)
-        stranger.shutdown(socket.SHUT_WR)
-        while part := stranger.recv(4096):
-            heard += part
-    return heard
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -74,7 +62,7 @@ def test_who_cannot_show_the_name_hears_nothing_of_a_link_and_stops_none(
     link = join(maker)
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(maker.accept, "another", LONG_S)
-        assert say(maker, words) == b""
+        assert heard_by_stranger((maker.host().host, maker.host().port), words) == b""
         transfer(link)
         assert not waiting.done(), "the stranger is not taken for the peer"
         late = (maker.dial(maker.host(), "another", LONG_S), waiting.result(LONG_S))
